@@ -257,7 +257,8 @@ def by_tensor(
     found: dict[str, Squares] = {}
     for name, first_row, n_rows, sums in measured:
         part, shape = naming.parts.get(name), shapes[name]
-        if part is None:
+        # Keys of latent attention multiply rows of their tensor, which has no such columns.
+        if part is None or len(sums) not in shape[-2:]:
             continue
         if not (sums <= LARGEST_IMPORTANCE * n_rows).all():  # nor are NaNs
             raise FormatError(

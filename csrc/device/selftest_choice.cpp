@@ -39,7 +39,7 @@ std::string choice_fault(Ops& ops) {
     std::vector<int32_t> chosen(kSlots), found_chosen(kSlots);
     Floats weights(kSlots + kRows), found(kSlots + kRows);
     for (int64_t r = 0; r < kRows; ++r) {
-      choose(how, x.data() + r * kExperts, weights.data() + r * kChosen,
+      choose(how, x.data() + r * kExperts, nullptr, weights.data() + r * kChosen,
              chosen.data() + r * kChosen);
       weights[static_cast<size_t>(kSlots + r)] = sigmoid(shared[static_cast<size_t>(r)]);
     }

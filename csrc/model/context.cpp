@@ -26,13 +26,14 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c,
                    std::span<const std::unique_ptr<DeviceRun>> devices = {}) {
   const auto rotate = [&stage, lengths](size_t layer, int seq, float* k, int64_t stride,
                                         int32_t delta) {
-    const RopeSpec* rope = stage.kv_rope(layer);
-    if (!rope) return;  // the keys do not depend on positions
-    std::vector<float> cos_sin(2 * rope->pairs());
-    rope->angles(delta, (*lengths)[static_cast<size_t>(seq)], 1.0, cos_sin.data());
+    const std::optional<KeyRope>& at = stage.kv_rope(layer);
+    if (!at) return;  // the keys do not depend on positions
+    const RopeSpec& rope = stage.spec().ropes[at->rope];
+    std::vector<float> cos_sin(2 * rope.pairs());
+    rope.angles(delta, (*lengths)[static_cast<size_t>(seq)], 1.0, cos_sin.data());
     for (int64_t h = 0; h < stage.kv_layers()[layer].n_kv_heads; ++h)
-      stage.kernels().rope(k + h * stride, cos_sin.data(), static_cast<int64_t>(rope->pairs()),
-                           rope->interleaved);
+      stage.kernels().rope(k + h * stride + at->first, cos_sin.data(),
+                           static_cast<int64_t>(rope.pairs()), rope.interleaved);
   };
   const auto place = [&stage](const Buffer& cells) {
     if (stage.pool().placement().mode() != Numa::Off) stage.pool().placement().spread(cells);

@@ -56,10 +56,11 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     facts_.occasional.erase(head_);
     needs_.at_least({.act_blocks_per_row = act_blocks(n_embd), .panel_cols = n_embd});
   }
-  if (offloads() && (facts_.biased || !facts_.source_layers.empty()))
+  if (offloads() && (facts_.host_only || !facts_.source_layers.empty()))
     throw UnsupportedError(
-        "gpu: attention to a source, or with biases by distance, runs on the CPU only; use "
-        "--gpu-layers 0");
+        "gpu: attention to a source, with biases by distance, a temperature or norms of values "
+        "runs "
+        "on the CPU only; use --gpu-layers 0");
   for (const auto& [name, layers] : spec_.chains)
     for (const BlockSpec& layer : layers)
       needs_.at_least(chains_[name].emplace_back(layer, weights_).needs());

@@ -54,13 +54,12 @@ class Stage {
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
   // Of blocks that see a source.
   const std::vector<LayerKv>& source_layers() const { return facts_.source_layers; }
-  // The rope of that layer's keys, or null.
-  const RopeSpec* kv_rope(size_t layer) const {
-    const std::optional<size_t> rope = facts_.kv_ropes[layer];
-    return rope ? &spec_.ropes[*rope] : nullptr;
-  }
+  // The rope of that layer's keys, or none.
+  const std::optional<KeyRope>& kv_rope(size_t layer) const { return facts_.kv_ropes[layer]; }
   // Whether cells may move to other positions: only if scores depend on distances alone.
-  bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
+  bool shifts() const {
+    return facts_.relative && !facts_.absolute && n_positions() > kv::kMaxPositions;
+  }
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
   int64_t n_types() const { return facts_.n_types; }          // of tokens
   // Layers for readouts of encoders, by name.

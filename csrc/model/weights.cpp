@@ -50,7 +50,8 @@ const TensorRecord& Weights::find(const TensorRef& ref, const std::string& neede
 const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t cols) {
   const TensorRecord& r = find(ref, shape_text(rows, cols));
   const std::string where = source_.path + ": tensor " + ref.name + ": ";
-  if (ref.transposed && (info(r.dtype).block != 1 || r.made))
+  const bool is_part = ref.inputs.second > 0 && !r.divisors;
+  if (ref.transposed && (info(r.dtype).block != 1 || r.made) && !is_part)
     throw UnsupportedError(where + "stored transposed, and its type " +
                            std::string(info(r.dtype).name) +
                            " has blocks along the wrong side; use a file in F32, F16 or BF16");
@@ -84,7 +85,8 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   Matrix& m = at->second;
   if (!m.packed) {
     const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1;
-    const DType dtype = encode ? *pack_as_ : r.dtype;
+    const bool across = ref.transposed && (info(r.dtype).block > 1 || r.made);
+    const DType dtype = encode ? *pack_as_ : across ? DType::F32 : r.dtype;
     if (encode && cols % info(dtype).block)
       throw UnsupportedError(source_.path + ": tensor " + ref.name + ": rows of " +
                              std::to_string(cols) + " weights are no whole blocks of " +
@@ -218,6 +220,11 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
   const StoredRows stored = m.stored();
   for (int64_t tile = begin; tile < end; ++tile) {
     const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
+    if (m.across()) {
+      stored.decode(first, n, cols, floats);
+      m.packed->pack_tile(reinterpret_cast<const uint8_t*>(floats), tile);
+      continue;
+    }
     stored.copy(first, n, cols, rows);
     if (!m.converted()) {
       m.packed->pack_tile(rows, tile);

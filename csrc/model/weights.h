@@ -111,6 +111,11 @@ class Weights {
     // The place of its rows in the file, if they are contiguous; else null.
     const uint8_t* in_place() const;
     size_t row_bytes() const;  // in the file
+    // Whether its rows are columns of blocks, which then become F32: one of several matrices of a
+    // transposed tensor.
+    bool across() const {
+      return ref->transposed && (info(record->dtype).block > 1 || record->made);
+    }
     // Whether its values are not packed as they are stored.
     bool converted() const {
       return packed->dtype() != record->dtype || record->is_double || record->divisors;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include "core/errors.h"
 #include "quant/half.h"
@@ -85,6 +86,30 @@ void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const
       for (size_t i = 0; i < count; ++i)
         if (from[i] != kNone)
           std::memcpy(to + i * nbytes + k * value, data + k * stride + from[i] * value, value);
+  }
+}
+
+void StoredRows::decode(int64_t first, int64_t n, int64_t cols, float* to) const {
+  const auto block = static_cast<size_t>(info(record.dtype).block);
+  const size_t nbytes = record.block_bytes(), n_blocks = static_cast<size_t>(record.cols()) / block;
+  std::vector<float> values(block);
+  std::vector<uint8_t> made(record.made ? n_blocks * nbytes : 0);
+  for (int64_t k = 0; k < cols; ++k) {
+    const uint8_t* row = made.data();
+    if (record.made)
+      record.made->read(first_input + k, 1, made.data());
+    else
+      row = record.data + static_cast<size_t>(first_input + k) * n_blocks * nbytes;
+    size_t decoded = kNone;  // columns side by side mostly lie in one block
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t column = file_row(*this, first + i);
+      if (column != kNone && column / block != decoded) {
+        decoded = column / block;
+        dequantize(record.dtype, row + decoded * nbytes, static_cast<int64_t>(block),
+                   values.data());
+      }
+      to[i * cols + k] = column == kNone ? 0.0f : values[column % block];
+    }
   }
 }
 

@@ -28,6 +28,8 @@ struct StoredRows {
 
   // Copies n rows of `cols` weights from row `first` of the cut on, as bytes of the file.
   void copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const;
+  // Weights of such rows of a transposed tensor whose blocks lie across them.
+  void decode(int64_t first, int64_t n, int64_t cols, float* to) const;
   // Of int8 codes, copied before: their blocks of Q8_0. A row has one scale, F16(1 / divisor),
   // within 2^-11 of it or 2^-25.
   void to_blocks(const uint8_t* codes, int64_t first, int64_t n, uint8_t* blocks) const;

@@ -56,6 +56,8 @@ ROPE: Table = {
     "factor": Param(Number(above=0), None),
     "n_ctx_original": Param(Whole(most=1 << 30), None),
     "fixed": Param(Flag(), False),
+    "magnitude": Param(Number(least=0, most=1e6), 0.0),
+    "elsewhere": Words(),
     "divisors": Word("the name of a tensor"),
     "short_divisors": Word("the name of a tensor"),
     "long_divisors": Word("the name of a tensor"),

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from pyflow.errors import ShapeError
 from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.parts import NormType, Ref, Rope, TensorRef, tensors_of
 
@@ -128,8 +129,9 @@ class ModelSpec:
 
     @property
     def window(self) -> int | None:
-        """The shortest attention window of a layer; None if all layers see the whole text."""
-        windows = (block.window for block in self.blocks() if isinstance(block, Attention))
+        """The shortest window of a layer, of convolutions too; None if all see the whole text."""
+        kinds = (Attention, Shortconv)
+        windows = (block.window for block in self.blocks() if isinstance(block, kinds))
         return min((window for window in windows if window), default=None)
 
     def tensors(self) -> set[str]:

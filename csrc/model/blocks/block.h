@@ -38,16 +38,23 @@ class Block {
   virtual void record(DeviceStep&) const {}
 };
 
+// The rope of a layer's keys, and the dim of a key from which on it turns them.
+struct KeyRope {
+  size_t rope;
+  int64_t first = 0;
+};
+
 // What blocks report to their stage when they are made.
 struct BlockFacts {
-  std::vector<LayerKv> kv_layers;               // one per block that caches
-  std::vector<std::optional<size_t>> kv_ropes;  // the rope of each one's keys
-  std::vector<LayerKv> source_layers;           // one per block that reads a source
-  bool relative = false;                        // some block uses distances between positions
-  bool biased = false;                          // and adds biases by them to scores of cells
-  std::set<const PackedTensor*> occasional;     // of which a token reads nothing, or one row
-  std::set<const PackedTensor*> values;         // W_v that share no tensor with W_q or W_k
-  std::set<const PackedTensor*> unadapted;      // beside which no adapter can be
+  std::vector<LayerKv> kv_layers;                // one per block that caches
+  std::vector<std::optional<KeyRope>> kv_ropes;  // the rope of each one's keys
+  std::vector<LayerKv> source_layers;            // one per block that reads a source
+  bool relative = false;                         // some block uses distances between positions
+  bool absolute = false;                         // some block uses positions themselves
+  bool host_only = false;                        // attention is more than devices can do
+  std::set<const PackedTensor*> occasional;      // of which a token reads nothing, or one row
+  std::set<const PackedTensor*> values;          // W_v that share no tensor with W_q or W_k
+  std::set<const PackedTensor*> unadapted;       // beside which no adapter can be
   int64_t n_positions = std::numeric_limits<int64_t>::max();  // of a table of positions
   int64_t n_types = 1;                                        // of tokens
 };

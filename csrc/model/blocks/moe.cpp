@@ -25,6 +25,26 @@ namespace {
 constexpr int64_t kMostExperts = 1 << 16;
 constexpr int64_t kColumns = 512;  // of a row, added up by one thread at a time
 
+Choice choice_of(const BlockSpec& spec) {
+  Choice choice = {spec.integer("n_experts"), spec.integer("top_k"), spec.flag("normalize"),
+                   spec.number("scale")};
+  const auto is = [&](const char* key, const char* word) {
+    return spec.has(key) && spec.text(key) == word;
+  };
+  choice.sigmoid = is("gating", "sigmoid");
+  choice.group_by_two = is("group_score", "two");
+  if (spec.has("n_groups")) choice.n_groups = spec.integer("n_groups");
+  if (spec.has("n_groups_used")) choice.n_groups_used = spec.integer("n_groups_used");
+  const auto [n, used] = std::pair(choice.n_groups, choice.n_groups_used);
+  if (n < 1 || used < 1 || used > n ||
+      (n > 1 && (choice.n_experts % n || choice.top_k > choice.n_experts / n * used)))
+    throw ShapeError("moe: " + std::to_string(choice.top_k) + " of " +
+                     std::to_string(choice.n_experts) + " experts in " + std::to_string(used) +
+                     " of " + std::to_string(n) +
+                     " groups: expected equal groups, and enough experts in those used");
+  return choice;
+}
+
 class Moe final : public Block {
  public:
   Moe(const BlockSpec& spec, BlockContext& c)
@@ -35,7 +55,7 @@ class Moe final : public Block {
         top_k_(spec.integer("top_k")),
         n_ff_(spec.integer("n_ff")),
         act_(activation_named(spec.text("activation"))),
-        choice_{n_experts_, top_k_, spec.flag("normalize"), spec.number("scale")},
+        choice_(choice_of(spec)),
         inner_({n_ff_, kInnerUnit}, c.stage.member),
         outer_(Cut::tiles(n_embd_), c.stage.member) {
     if (n_experts_ < 1 || n_experts_ > kMostExperts || top_k_ < 1 || top_k_ > n_experts_ ||
@@ -50,6 +70,7 @@ class Moe final : public Block {
     if (const auto ref = spec.tensor_or_none("shared_router"))
       shared_router_ =
           &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued, Weights::Format::AsStored);
+    choice_.bias = w.vector_or_null(spec.tensor_or_none("choice_bias"), n_experts_);
     router_bias_ = w.vector_or_null(spec.tensor_or_none("router_bias"), n_experts_);
     gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_experts_ * n_ff_);
     up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_experts_ * n_ff_);
@@ -62,6 +83,8 @@ class Moe final : public Block {
     for (const auto* experts : {&gate_, &up_, &down_})
       c.facts.unadapted.insert(experts->begin(), experts->end());
     c.facts.unadapted.insert({router_, shared_router_});
+    weighs_inputs_ = spec.has("weighs_inputs") && spec.flag("weighs_inputs");
+    takes_floats_ = weighs_inputs_;
     for (const auto* experts : {&gate_, &up_})
       for (const PackedTensor* e : *experts) takes_floats_ |= info(e->dtype()).block == 1;
     if (spec.has("shared_gate")) {
@@ -79,7 +102,7 @@ class Moe final : public Block {
                   outer = (top_k_ + n_shared()) * padded(n_embd_);
     return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer +
                               padded(kSlotWords * top_k_ + 1),
-            .row_floats_per_row = 4 * top_k_ + 1 + 2 * n_experts_ + 2 +
+            .row_floats_per_row = 4 * top_k_ + 1 + 3 * n_experts_ + 2 +
                                   (takes_floats_ ? top_k_ * padded(n_embd_) : 0),
             .act_blocks_per_row = std::max((1 + top_k_) * act_blocks(n_embd_),
                                            top_k_ * act_blocks(n_ff_) + act_blocks(n_ff_shared_))};
@@ -94,13 +117,14 @@ class Moe final : public Block {
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        choose(choice_, b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
+        choose(choice_, b.logits + r * padded(n_experts_), b.keys + r * n_experts_,
+               b.p + r * top_k_, b.chosen + r * top_k_);
         b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
       }
     });
     if (s.own_rows || team.rank() == 0) assign_slots(choice_, s.n_rows, b.slots());
     if (!s.own_rows) team.barrier();
-    if (s.n_rows > 1)
+    if (s.n_rows > 1 || weighs_inputs_)
       each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) bring_together(s, b, in, r);
       });
@@ -119,7 +143,7 @@ class Moe final : public Block {
       const auto e = static_cast<size_t>(b.active[i]);
       const int64_t first = b.first[e], n = b.first[e + 1] - first,
                     at = first * padded(n_ff_) + inner_.own.begin;
-      const bool all = n == s.n_rows, moved = takes_floats_ && !all;
+      const bool all = takes_all(n, s.n_rows), moved = takes_floats_ && !all;
       return {{Product{gate_[e], b.gate + at, padded(n_ff_)},
                Product{up_[e], b.up + at, padded(n_ff_)}},
               2,
@@ -189,6 +213,9 @@ class Moe final : public Block {
   }
 
   void device_needs(DeviceNeeds& needs) const override {
+    if (weighs_inputs_)
+      throw UnsupportedError(
+          "gpu: experts whose inputs are weighed run on the CPU only; use --gpu-layers 0");
     needs.cut(router_, Cut::whole(n_experts_));
     if (shared_router_) needs.cut(shared_router_, Cut::whole(1));
     for (const auto* experts : {&gate_, &up_, &down_}) needs.series(*experts);
@@ -226,11 +253,11 @@ class Moe final : public Block {
   // Buffers of a step.
   struct Buffers {
     float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
-    float *p, *shared_p, *gathered;  // row_temp, as the following
-    int32_t *chosen, *slot;          // n_rows x top_k
-    int32_t* row;                    // of each slot
-    int32_t* first;                  // slot of each expert; the end
-    int32_t *active, *n_active;      // experts with slots
+    float *p, *keys, *shared_p, *gathered;  // row_temp, as the following
+    int32_t *chosen, *slot;                 // n_rows x top_k
+    int32_t* row;                           // of each slot
+    int32_t* first;                         // slot of each expert; the end
+    int32_t *active, *n_active;             // experts with slots
 
     Buffers(const Moe& moe, const Step& s) {
       const int64_t slots = s.n_rows * moe.top_k_;
@@ -247,6 +274,7 @@ class Moe final : public Block {
       shared_y = at;
       at = s.row_temp;
       p = take(slots);
+      keys = take(s.n_rows * moe.n_experts_);
       shared_p = take(s.n_rows);
       chosen = take_ints(slots);
       slot = take_ints(slots);
@@ -273,13 +301,25 @@ class Moe final : public Block {
     if (!left.empty()) multiply(s, team, left, in);
   }
 
-  // Copies a row's input to the slots of its experts, except of experts that take all rows.
+  // Whether an expert of n rows takes them where they are.
+  bool takes_all(int64_t n, int64_t n_rows) const { return n == n_rows && !weighs_inputs_; }
+
+  // Copies a row's input to the slots of its experts, except of experts that take all rows. Inputs
+  // that are weighed leave no weight for the outputs.
   void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {
     const int64_t n_kb = act_blocks(n_embd_);
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
       const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
-      if (n == s.n_rows) continue;
+      if (takes_all(n, s.n_rows)) continue;
       ActBlock* acts = s.acts + (s.n_rows + first) * n_kb;
+      if (weighs_inputs_) {
+        float* x = b.gathered + b.slot[i] * padded(n_embd_);
+        std::copy_n(in + r * s.stride, n_embd_, x);
+        s.kernels.scale(x, b.p[i], n_embd_);
+        quantize_row(s, x, n_embd_, acts, b.slot[i] - first, n);
+        b.p[i] = 1.0f;
+        continue;
+      }
       for (int64_t kb = 0; kb < n_kb; ++kb)
         acts[act_index(b.slot[i] - first, kb, n, n_kb)] = s.acts[act_index(r, kb, s.n_rows, n_kb)];
       if (takes_floats_)
@@ -317,7 +357,7 @@ class Moe final : public Block {
   Activation act_;
   Choice choice_;
   Shares inner_, outer_, shared_;  // of members of a group
-  bool takes_floats_ = false;
+  bool takes_floats_ = false, weighs_inputs_ = false;
   const float *router_bias_, *gate_bias_, *up_bias_, *down_bias_;  // of all experts; null: none
   const PackedTensor *router_, *shared_router_ = nullptr;
   std::vector<const PackedTensor*> gate_, up_, down_;

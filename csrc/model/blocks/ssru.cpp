@@ -1,21 +1,19 @@
 // A recurrent unit in the place of self-attention (Kim et al. 2019, "From Research to Production and
 // Back"): f = sigmoid(W_f x + b_f), c = f c' + (1 - f) W x, out = relu(c), where c' is c of the
-// position before, or 0. States are f32, in the values of cells of a window of two: so prefixes,
-// drafts and beams share, keep and drop them as they do with keys.
+// position before, or 0 (state_cells.h).
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/blocks/state_cells.h"
 
 namespace pyflow {
 namespace {
 
 // Dims that one thread computes for all rows, which follow each other.
 constexpr int64_t kDims = 64;
-// A state takes the bytes of so many values of a cell, in cells of both types.
-constexpr int64_t kValues = 4;
 
 class Ssru final : public Block {
  public:
@@ -30,12 +28,7 @@ class Ssru final : public Block {
     if (!c.stage.member.alone())
       throw UnsupportedError(
           "ssru: members cannot share recurrent units; use stages of one member");
-    if (n_ * kValues > kMaxHeadDim)
-      throw UnsupportedError("ssru: expected states of up to " +
-                             std::to_string(kMaxHeadDim / kValues) + " values, found " +
-                             std::to_string(n_));
-    c.facts.kv_layers.push_back(
-        {.n_kv_heads = 1, .key_dim = 1, .value_dim = kValues * n_, .window = 2});
+    c.facts.kv_layers.push_back(state_cells("ssru", n_, 2));
     c.facts.kv_ropes.push_back(std::nullopt);
   }
 
@@ -61,12 +54,6 @@ class Ssru final : public Block {
   }
 
  private:
-  // The state's floats from `at` on, in a cell.
-  static uint8_t* state(const KvView& kv, int64_t slot, int64_t at) {
-    const int64_t nbytes = kv.type == CacheType::F16 ? kv.value_dim * 2 : kv.value_dim / 32 * 34;
-    return kv.v + slot * nbytes + at * static_cast<int64_t>(sizeof(float));
-  }
-
   // n dims of a row. Rows come in an order in which each follows the one before its position.
   void step(const Step& s, int64_t row, int64_t at, int64_t n, float* gate, const float* value,
             float* out) const {
@@ -74,7 +61,7 @@ class Ssru final : public Block {
     const RowView& seen = s.kv->views(layer_)[static_cast<size_t>(s.first_row + row)];
     const auto nbytes = static_cast<size_t>(n) * sizeof(float);
     float c[kDims] = {};
-    if (seen.n > 1) std::memcpy(c, state(kv, seen.slots[seen.n - 2], at), nbytes);
+    if (seen.n > 1) std::memcpy(c, state_at(kv, seen.slots[seen.n - 2], at), nbytes);
     if (forget_bias_) s.kernels.add(gate, forget_bias_ + at, n);
     s.kernels.scale(gate, 0.5f, n);
     s.kernels.softcap(gate, 1.0f, n);
@@ -83,7 +70,7 @@ class Ssru final : public Block {
       c[i] = f * c[i] + (1.0f - f) * value[i];
       out[i] = c[i] > 0.0f ? c[i] : 0.0f;
     }
-    std::memcpy(state(kv, seen.slots[seen.n - 1], at), c, nbytes);
+    std::memcpy(state_at(kv, seen.slots[seen.n - 1], at), c, nbytes);
   }
 
   size_t in_, out_;

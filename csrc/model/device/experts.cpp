@@ -32,7 +32,7 @@ class Experts {
       m.add(logits[m.number], w_.router_bias, s_.n_rows, w_.choice.n_experts,
             {0, w_.choice.n_experts});
     });
-    in_place_ = s_.n_rows <= kFewRows && !w_.gate_bias &&
+    in_place_ = s_.n_rows <= kFewRows && !w_.gate_bias && w_.choice.plain() &&
                 std::ranges::all_of(s_.members, [&](DeviceMember& m) {
                   return m.ops.device().info().has_f64 && m.weights.series(*w_.gate[0]) &&
                          m.weights.series(*w_.up[0]) && m.weights.series(*w_.down[0]);
@@ -87,11 +87,12 @@ class Experts {
     const std::vector<float> scores = s_.download(logits, n_rows),
                              shared = s_.download(shared_logit, n_rows);
     std::vector<int32_t> chosen(static_cast<size_t>(n_slots_));
+    std::vector<float> keys(static_cast<size_t>(n_experts));
     std::vector<int32_t>& words = s_.keep(static_cast<size_t>(kSlotWords * n_slots_ + n_rows));
     int32_t *row = words.data(), *slot = row + n_slots_;
     auto *p = reinterpret_cast<float*>(slot + n_slots_), *shared_p = p + n_slots_;
     for (int64_t r = 0; r < n_rows; ++r) {
-      choose(w_.choice, scores.data() + r * padded(n_experts), p + r * top_k,
+      choose(w_.choice, scores.data() + r * padded(n_experts), keys.data(), p + r * top_k,
              chosen.data() + r * top_k);
       shared_p[r] = w_.shared_router ? sigmoid(shared[static_cast<size_t>(r * kTileRows)]) : 1.0f;
     }

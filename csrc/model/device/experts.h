@@ -24,9 +24,9 @@ struct ExpertWeights {
   const float *router_bias, *gate_bias, *up_bias, *down_bias;  // of all experts; null: none
 };
 
-// Steps of few rows choose on devices that have f64, and wait for nothing, but for experts with
-// biases. Otherwise the host chooses,
-// so that each expert is read once for all its rows.
+// Steps of few rows choose on devices that have f64, and wait for nothing, where the largest logits
+// are chosen and experts have no biases. Otherwise the host chooses, so that each expert is read once
+// for all its rows.
 void record_experts(DeviceStep& s, const ExpertWeights& w);
 
 }  // namespace pyflow

@@ -119,7 +119,7 @@ class _Builder:
         embedding, n_vocab, layers = self._stack(stacks[0], n_embd)
         source = self._source(embedding, n_embd) if len(stacks) > 1 else None
         self._check_sources(layers, source)
-        if any(isinstance(b, Attention) and b.mask for layer in layers for b in layer):
+        if any(isinstance(b, Attention) and b.mask == "full" for layer in layers for b in layer):
             head, layers = NO_HEAD, self._end(stacks[0], layers)
         elif (found := self._head(embedding, n_vocab, n_embd)) is not None:
             head = found

@@ -36,6 +36,7 @@ _HF = {
     "partial_rotary_factor": "",
     "mrope_section": "",  # the axes of a text's positions are equal
     "mrope_interleaved": "",
+    "max_position_embeddings": "",  # of Ministral 3, beside the original number
     "finetuned": "",
 }
 _GGUF = {
@@ -81,8 +82,10 @@ _ALSO = {"default": "none", "su": "longrope"}
 class RopeTable:
     """A rope as a spec describes it. n_ctx: positions that the model was made for, after scaling.
 
-    divisors: one per pair, divides its frequency. where: the scaling's key, for messages. kind: hf
-    or gguf, for the names of parameters. named: parameters that a user has overridden.
+    divisors: one per pair, divides its frequency. magnitude: in place of the law's; 0 is that.
+    elsewhere: parameters of scaling that the spec reads otherwise.
+    where: the scaling's key, for messages. kind: hf or gguf, for the names of parameters. named:
+    parameters that a user has overridden.
     """
 
     base: float
@@ -96,6 +99,8 @@ class RopeTable:
     long_divisors: Sequence[object] = ()
     kind: str = "hf"
     where: str = ""
+    magnitude: float = 0.0
+    elsewhere: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
 
 
@@ -139,6 +144,8 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
     plain = _divided(frequencies(t.base, t.n_dims), t.divisors, t.where)
     law = _LAW.get(p.law)
     rope, n_ctx = law(t, p, plain) if law else (Rope(tuple(plain), p.extra), t.n_ctx)
+    if t.magnitude:
+        rope = replace(rope, magnitude=t.magnitude * p.extra)
     p.check_named(t)
     for f in (*rope.inv_freq, *rope.long_inv_freq, rope.magnitude):
         if not math.isfinite(f):
@@ -155,7 +162,7 @@ class Parameters:
         self._kind, self._names, self._read = t.kind, names, {"type", "old_type"}
         neutral = _NEUTRAL[t.kind]
         for name, value in (t.scaling or {}).items():
-            if name in neutral:
+            if name in neutral or name in t.elsewhere:
                 continue
             if name not in names:
                 raise UnsupportedError(
@@ -178,7 +185,7 @@ class Parameters:
             neutrals = neutrals | {"yarn_ext_factor": (-1, 1 if self.law == "yarn" else 0)}
         for name, neutral in neutrals.items():
             value = (t.scaling or {}).get(name)
-            if value is not None and value not in neutral:
+            if value is not None and name not in t.elsewhere and value not in neutral:
                 raise UnsupportedError(
                     f"{self._where}: {name}: expected {' or '.join(f'{v:g}' for v in neutral)}, "
                     f"the value without effect, found {value!r:.60}"

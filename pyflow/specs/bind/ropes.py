@@ -99,6 +99,8 @@ class Ropes:
             long_divisors=self._divisors(table.get("long_divisors"), n_dims),
             kind=self._kind,
             where=where,
+            magnitude=value("magnitude"),
+            elsewhere=frozenset(table.get("elsewhere", ())),
             named=self._overrides.parameters(where),
         )
         if self._overrides and not value("fixed"):

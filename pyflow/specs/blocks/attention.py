@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pyflow.errors import FormatError
 from pyflow.specs.block import Block, BlockContext, Want
@@ -19,7 +19,8 @@ from pyflow.specs.parts import NormType, Ref, Register, Rope
 class Attention(Block):
     """Grouped-query attention over the KV cache; rope is an index into `ModelSpec.ropes`.
 
-    mask: full is attention of encoders: a row sees its whole text, and there is no cache.
+    mask: full is attention of encoders: a row sees its whole text, and there is no cache. chunk: a
+    row sees what is before it in its own chunk of `window` positions.
     kv_from: encoder is attention to all of a source, which an encoder has read; k and v take its
     rows.
 
@@ -33,6 +34,9 @@ class Attention(Block):
     q_norm, k_norm: after the biases, before the rope. norm_span ``head``: over each head; of
     head_dim weights for all heads or of head_dim for each, which may lie in a tensor for each.
     ``all``: over all heads together.
+    plain_norms: q_norm and k_norm have no weights. v_norm: values of each head are divided by
+    their root mean square.
+    temperature: queries are multiplied by 1 + beta * ln(1 + floor((position + offset) / length)).
     sinks: (n_heads,), a score for each head that joins the softmax without a value, unscaled.
     relative: (n_buckets, n_heads), added to scores by the bucket of the distance; buckets has those
     of -n to n, key less query.
@@ -62,12 +66,17 @@ class Attention(Block):
     norm_span: Literal["head", "all"] = "head"
     alibi: tuple[float, ...] = ()
     value_dim: int | None = None
-    mask: Literal["full"] | None = None
+    mask: Literal["full", "chunk"] | None = None
     kv_from: Literal["encoder"] | None = None
     sinks: Ref | None = None
     relative: Ref | None = None
     n_buckets: int | None = None
     buckets: tuple[int, ...] = ()
+    temperature_beta: float | None = None
+    temperature_length: int | None = None
+    temperature_offset: int | None = None
+    plain_norms: Literal[True] | None = None
+    v_norm: Literal[True] | None = None
 
     kind: ClassVar = "attention"
     keys: ClassVar = {
@@ -76,7 +85,7 @@ class Attention(Block):
         "head_dim": Param(Whole(most=1 << 16)),
         "value_dim": Param(Whole(most=1 << 16), None),
         "scale": Param(Number()),
-        "mask": Param(Choice.of("causal", "full"), "causal"),
+        "mask": Param(Choice.of("causal", "full", "chunk"), "causal"),
         "window": Param(Whole(least=0, most=1 << 30), 0),
         "softcap": Param(Number(least=0), 0.0),
         "kv_from": Param(Choice.of("self", "encoder"), "self"),
@@ -84,6 +93,8 @@ class Attention(Block):
         "o_bias": Param(Flag(auto=True), False),
         "sinks": Param(Flag(auto=True), False),
         "qk_norm": BlockName("norm"),
+        "qk_normed": Param(Flag(), True),
+        "v_norm": BlockName("norm"),
         "qk_norm_span": Param(Choice.of("head", "all"), "head"),
         "rope": Param(Text("the name of a rope, or none"), "none"),
         "alibi": Param(Number(least=0), 0.0),
@@ -91,6 +102,11 @@ class Attention(Block):
             "n_buckets": Param(Whole(most=1 << 16)),
             "max_distance": Param(Whole(least=2, most=1 << 16)),
             "bidirectional": Param(Flag(), False),
+        },
+        "temperature": {
+            "beta": Param(Number(least=0, most=100)),
+            "length": Param(Whole(most=1 << 30)),
+            "offset": Param(Whole(least=0, most=1 << 30), 0),
         },
     }
     roles: ClassVar = {
@@ -121,6 +137,8 @@ class Attention(Block):
             value_dim = None
         wants = _wants(at, (n_heads, n_kv_heads), (head_dim, value_dim or head_dim))
         norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
+        if mask == "chunk" and not at.value("window"):
+            raise FormatError(f"{at.where}: expected a window, the size of chunks, found none")
         n_buckets, buckets = None, tuple[int, ...]()
         if (relative := at.inner("relative")) is not None:
             n_buckets = relative.value("n_buckets")
@@ -143,10 +161,13 @@ class Attention(Block):
             norm_span=at.value("qk_norm_span"),
             alibi=_slopes(n_heads, at.value("alibi")),
             value_dim=value_dim,
-            mask="full" if mask == "full" else None,
+            mask=None if mask == "causal" else mask,
             kv_from="encoder" if kv_from == "encoder" else None,
             n_buckets=n_buckets,
             buckets=buckets,
+            plain_norms=True if norm and norm.is_plain else None,
+            v_norm=_value_norm(at, value_dim or head_dim, norm),
+            **_temperature(at),
             **at.bind(wants),
         )
 
@@ -162,10 +183,13 @@ class Attention(Block):
             yield f"rope {self.rope} of {n} ({order})"
         yield from ["ALiBi"] if self.alibi else []
         yield from ["sinks"] if self.sinks else []
-        yield from [f"window {self.window}"] if self.window else []
+        kind = "chunks of" if self.mask == "chunk" else "window"
+        yield from [f"{kind} {self.window}"] if self.window else []
+        yield from [f"temperature {self.temperature_beta:g}"] if self.temperature_beta else []
         yield from [f"capped at {self.softcap:g}"] if self.softcap else []
-        if self.q_norm or self.k_norm:
+        if self.q_norm or self.k_norm or self.plain_norms:
             yield f"{self.norm_type} norms of {'all heads' if self.norm_span == 'all' else 'heads'}"
+        yield from ["norms of values"] if self.v_norm else []
         yield from ["biases"] if self.q_bias or self.o_bias else []
 
 
@@ -174,6 +198,7 @@ def _check_cross(at: BlockContext) -> None:
     asked = {
         "mask full": at.value("mask") == "full",
         "a window": at.value("window") > 0,
+        "a temperature": at.inner("temperature") is not None,
         "a rope": at.value("rope") != "none",
         "ALiBi": at.value("alibi") > 0,
         "biases by distance": at.inner("relative") is not None,
@@ -183,6 +208,14 @@ def _check_cross(at: BlockContext) -> None:
             f"{at.where}: expected attention to a source (kv_from encoder) without positions, "
             f"found {', '.join(found)}"
         )
+
+
+def _temperature(at: BlockContext) -> dict[str, Any]:
+    """The fields of a temperature; none where it has no effect."""
+    given = at.inner("temperature")
+    if given is None or not given.value("beta"):
+        return {}
+    return {f"temperature_{key}": given.value(key) for key in ("beta", "length", "offset")}
 
 
 def _wants(at: BlockContext, heads: tuple[int, int], dims: tuple[int, int]) -> dict[str, Want]:
@@ -208,7 +241,7 @@ def _add_norms(
 ) -> NormValues | None:
     """Adds the norms of queries and keys, by their roles and numbers of heads; gives the last."""
     norm_at, is_per_head = at.other("qk_norm"), at.value("qk_norm_span") == "head"
-    if norm_at is None:
+    if norm_at is None or not at.value("qk_normed"):
         return None
     for role, n in heads.items():
         sizes = (head_dim, n * head_dim) if is_per_head else (n * head_dim,)
@@ -217,6 +250,18 @@ def _add_norms(
         wants[role] = replace(norm.weight, n_heads=n_heads)
         wants[f"{role}_bias"] = replace(norm.bias, n_heads=n_heads)
     return norm
+
+
+def _value_norm(at: BlockContext, value_dim: int, norm: NormValues | None) -> Literal[True] | None:
+    """True: values are normed, RMS without weights, by the eps of the norm of keys."""
+    if (norm_at := at.other("v_norm")) is None:
+        return None
+    own = NormValues.of(norm_at, value_dim)
+    if not own.is_plain or norm is None or own.eps != norm.eps:
+        raise FormatError(
+            f"{at.where}: v_norm: expected an RMS norm without weights, of the eps of qk_norm"
+        )
+    return True
 
 
 def _slopes(n_heads: int, max_bias: float) -> tuple[float, ...]:

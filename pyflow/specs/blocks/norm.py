@@ -50,6 +50,11 @@ class NormValues:
     weight: Want
     bias: Want
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an RMS norm without weights. A layer norm without them is none at all."""
+        return self.type == "rms" and self.weight.need is False
+
     @classmethod
     def of(cls, at: BlockContext, n: int, *also: int) -> Self:
         """Of a norm over n values; also: other sizes that its tensors may have."""

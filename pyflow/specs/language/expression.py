@@ -5,9 +5,9 @@
 
 Operators are Python's and bind like Python's: ``if else``, ``or``, ``and``, ``not``, comparisons
 and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``. Functions: min,
-max, sqrt, and ``has('NAME')``, whether the checkpoint has such a tensor. There are no attributes
-and no other calls, so a spec from anywhere can be evaluated; its length, depth and numbers are
-bounded.
+max, sqrt, log, and ``has('NAME')``, whether the checkpoint has such a tensor. There are no
+attributes and no other calls, so a spec from anywhere can be evaluated; its length, depth and
+numbers are bounded.
 """
 
 from __future__ import annotations
@@ -244,10 +244,12 @@ class _Parser:
             return lambda s: best(_number(a(s)) for a in arguments)
         if name == "sqrt" and len(arguments) == 1:
             return lambda s: _root(_number(arguments[0](s)))
+        if name == "log" and len(arguments) == 1:
+            return lambda s: _logarithm(_number(arguments[0](s)))
         if name == "has" and len(arguments) == 1:
             return lambda s: s.has_tensor(_text(arguments[0](s)))
         raise ExpressionError(
-            f"expected min(a, b), max(a, b), sqrt(x) or has('tensor'), found {name}() of "
+            f"expected min(a, b), max(a, b), sqrt(x), log(x) or has('tensor'), found {name}() of "
             f"{len(arguments)} values"
         )
 
@@ -316,6 +318,12 @@ def _root(x: float) -> float:
     if x < 0:
         raise ExpressionError(f"the square root of {x} is not a real number")
     return math.sqrt(x)
+
+
+def _logarithm(x: float) -> float:
+    if x <= 0:
+        raise ExpressionError(f"there is no logarithm of {x}")
+    return math.log(x)
 
 
 def _integer(digits: str) -> int:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from pyflow.specs.blocks.add import Add
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.ffn import Ffn
+from pyflow.specs.blocks.mla import Mla
 from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.specs.parts import Ref, Rope, TensorRef
 
@@ -73,6 +75,8 @@ class Reference:
         source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
         t = self.tensors[source.name].astype(np.float64)
         t = t.reshape(-1, t.shape[-1])
+        if source.inputs:
+            t = t[source.inputs[0] :][: source.inputs[1]]
         t = t.T if source.transposed else t
         return self._cut(source, t)
 
@@ -139,6 +143,14 @@ class Reference:
         v = heads(b.v, b.v_bias, b.n_kv_heads, None, None)
         if b.rope is not None:
             q, k = (self.turned(self.spec.ropes[b.rope], y) for y in (q, k))
+        if b.plain_norms:
+            q, k = (self.normed("rms", y, b.norm_eps, None, None) for y in (q, k))
+        if b.v_norm:
+            v = self.normed("rms", v, b.norm_eps, None, None)
+        if b.temperature_beta:
+            assert b.temperature_length is not None
+            steps = (np.arange(n) + (b.temperature_offset or 0)) // b.temperature_length
+            q = q * (1 + b.temperature_beta * np.log(1 + steps))[:, None, None]
         k, v = self.stored(k), self.stored(v)
         # The cells of the cache are f16.
         k, v = (y.astype(np.float16).astype(np.float64) for y in (k, v))
@@ -147,10 +159,13 @@ class Reference:
         scores = b.scale * np.einsum("ihd,jhd->hij", q, k)
         if b.softcap:
             scores = b.softcap * np.tanh(scores / b.softcap)
-        distance = np.arange(n)[:, None] - np.arange(n)
+        at = np.arange(n)
+        distance = at[:, None] - at
         if b.alibi:
             scores = scores - np.array(b.alibi)[:, None, None] * distance
         hidden = (distance < 0) | ((distance >= b.window) if b.window else False)
+        if b.mask == "chunk":
+            hidden = (distance < 0) | (at[:, None] // b.window != at // b.window)
         scores = np.where(hidden, -np.inf, scores)
         if b.sinks is not None:
             sinks = np.broadcast_to(self.vector(b.sinks)[:, None, None], (*scores.shape[:2], 1))
@@ -163,6 +178,56 @@ class Reference:
     def attended(self, b: Attention, p: Array, x: Array) -> None:
         """Told of the weights (heads, rows, cells) and the inputs (cells, n_embd)."""
 
+    def mla(self, b: Mla, x: Array) -> Array:
+        n, rope = len(x), self.spec.ropes[b.rope]
+        if b.q_a is None:
+            assert b.q is not None
+            q = self.linear(b.q, x)
+        else:
+            assert b.q_b is not None
+            inner = self.linear(b.q_a, x, b.q_a_bias)
+            q = self.linear(b.q_b, self.normed("rms", inner, b.norm_eps, b.q_a_norm, None))
+        q = q.reshape(n, b.n_heads, -1)
+        latent, turned = np.split(self.linear(b.kv_a, x, b.kv_a_bias), [b.kv_rank], axis=1)
+        latent = self.normed("rms", latent, b.norm_eps, b.kv_a_norm, None)
+        turned = self.turned(rope, turned[:, None])[:, 0]
+        cells = self.stored(np.concatenate([latent, turned], 1)[:, None])[:, 0]
+        latent, turned = np.split(cells.astype(np.float16).astype(np.float64), [b.kv_rank], axis=1)
+        keys, values = self.head_matrices(b)
+        asked = [self.linear(keys[h], q[:, h, : b.nope_dim]) for h in range(b.n_heads)]
+        scores = np.einsum("hir,jr->hij", np.array(asked), latent)
+        scores += np.einsum("ihd,jd->hij", self.turned(rope, q[..., b.nope_dim :]), turned)
+        scores = np.where(np.tri(n, dtype=bool), b.scale * scores, -np.inf)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = p / p.sum(-1, keepdims=True) @ latent
+        heads = [self.linear(values[h], mixed[h]) for h in range(b.n_heads)]
+        return self.linear(b.o, np.concatenate(heads, 1), b.o_bias)
+
+    @staticmethod
+    def head_matrices(b: Mla) -> tuple[list[TensorRef], list[TensorRef]]:
+        """Of each head, W_k transposed and W_v."""
+        heads, both = range(b.n_heads), b.nope_dim + b.value_dim
+        if b.kv_b is None:
+            k, v = str(b.k_b), str(b.v_b)
+            keys = [TensorRef(k, ((h * b.kv_rank, b.kv_rank),)) for h in heads]
+            return keys, [TensorRef(v, ((h * b.value_dim, b.value_dim),)) for h in heads]
+        one = str(b.kv_b)
+        keys = [TensorRef(one, transposed=True, inputs=(h * both, b.nope_dim)) for h in heads]
+        return keys, [TensorRef(one, ((h * both + b.nope_dim, b.value_dim),)) for h in heads]
+
+    def shortconv(self, b: Shortconv, x: Array) -> Array:
+        n = x.shape[1]
+        parts = [self.linear(TensorRef(str(b.in_proj), ((j * n, n),)), x) for j in range(3)]
+        if b.in_proj_bias is not None:
+            biases = self.vector(b.in_proj_bias).reshape(3, -1)
+            parts = [part + bias for part, bias in zip(parts, biases, strict=True)]
+        before, after, inner = parts
+        taps = self.vector(b.conv).reshape(-1, b.window)
+        states = np.pad(before * inner, ((b.window - 1, 0), (0, 0)))
+        y = sum(taps[:, j] * states[j : j + len(x)] for j in range(b.window))
+        y = y if b.conv_bias is None else y + self.vector(b.conv_bias)
+        return self.linear(b.out_proj, after * y, b.out_proj_bias)
+
     def ffn(self, b: Ffn, x: Array) -> Array:
         up = self.linear(b.up, x, b.up_bias)
         if b.gate is None:
@@ -170,6 +235,22 @@ class Reference:
         else:
             inner = gated(b.activation, self.linear(b.gate, x, b.gate_bias), up)
         return self.linear(b.down, inner, b.down_bias)
+
+    def likelihoods(self, b: Moe, x: Array) -> tuple[Array, Array]:
+        """Of all experts for each row, and what they are chosen by."""
+        logits = self.linear(b.router, x, b.router_bias)
+        if b.gating == "sigmoid":
+            p = 1 / (1 + np.exp(-logits))
+        else:
+            p = np.exp(logits - logits.max(-1, keepdims=True))
+            p /= p.sum(-1, keepdims=True)
+        keys = p if b.choice_bias is None else p + self.vector(b.choice_bias)
+        groups = np.sort(keys.reshape(len(x), b.n_groups, -1), -1)
+        best = groups[..., -2:].sum(-1) if b.group_score == "two" else groups[..., -1]
+        used = np.argsort(-best, axis=1, kind="stable")[:, : b.n_groups_used]
+        of_group = np.arange(b.n_experts) // (b.n_experts // b.n_groups)
+        seen = (used[:, :, None] == of_group).any(1)
+        return p, np.where(seen, keys, -np.inf)
 
     def moe(self, b: Moe, x: Array) -> Array:
         def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Ref]:
@@ -185,14 +266,13 @@ class Reference:
             y = self.linear(experts(given, rows)[e], x)
             return y if bias is None else y + self.vector(bias).reshape(-1, rows)[e]
 
-        logits = self.linear(b.router, x, b.router_bias)
-        p = np.exp(logits - logits.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
+        p, keys = self.likelihoods(b, x)
         y = np.zeros_like(x)
-        for i, row in enumerate(x):
-            chosen = np.argsort(-p[i], kind="stable")[: b.top_k]
+        for i in range(len(x)):
+            chosen = np.argsort(-keys[i], kind="stable")[: b.top_k]
             weights = p[i, chosen] / (p[i, chosen].sum() if b.normalize else 1) * b.scale
-            for weight, e in zip(weights, chosen, strict=True):
+            for likely, e in zip(weights, chosen, strict=True):
+                row, weight = (likely * x[i], 1.0) if b.weighs_inputs else (x[i], likely)
                 gate = linear(b.gate, b.n_ff, b.gate_bias, e, row)
                 up = linear(b.up, b.n_ff, b.up_bias, e, row)
                 inner = gated(b.activation, gate, up)
@@ -224,6 +304,10 @@ class Reference:
                     )
                 case Attention():
                     registers[b.output] = self.attention(b, registers[b.input])
+                case Mla():
+                    registers[b.output] = self.mla(b, registers[b.input])
+                case Shortconv():
+                    registers[b.output] = self.shortconv(b, registers[b.input])
                 case Ffn():
                     registers[b.output] = self.ffn(b, registers[b.input])
                 case Moe():

@@ -20,7 +20,7 @@ from pyflow.specs.parts import TensorRef, tensors_of
 
 from .block_reference import Reference
 from .everything import everything
-from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, write
+from .tiny_models import HOST_ONLY, N_EMBD, N_VOCAB, TINY, Draft, around, attention, write
 
 Logits = NDArray[np.float32]
 N = 34
@@ -54,12 +54,13 @@ def same(a: Logits, b: Logits) -> bool:
 
 def built(name: str, tmp_path: Path) -> tuple[ModelSpec, Draft, _core.Checkpoint]:
     draft = Draft()
-    spec = (everything if name == "everything" else TINY[name])(draft)
+    spec = (everything if name == "everything" else {**TINY, **HOST_ONLY}[name])(draft)
     return spec, draft, write(tmp_path / "tiny.safetensors", draft)
 
 
 @pytest.mark.parametrize(
-    ("name", "n_ctx"), [*((name, 70) for name in TINY), ("long_rope", 80), ("everything", 70)]
+    ("name", "n_ctx"),
+    [*((name, 70) for name in (*TINY, *HOST_ONLY)), ("long_rope", 80), ("everything", 70)],
 )
 def test_logits_are_those_of_the_definition(name: str, n_ctx: int, tmp_path: Path) -> None:
     spec, draft, file = built(name, tmp_path)

@@ -17,10 +17,12 @@ from pyflow import _core
 from pyflow.errors import CancelledError, LinkError, ShapeError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.mla import Mla
+from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.model_spec import ModelSpec
 
 from .test_blocks import POOL, TOKENS, built
-from .tiny_models import TINY, Draft, around, attention, ffn, write
+from .tiny_models import HOST_ONLY, TINY, Draft, around, attention, ffn, write
 
 
 def context(stage: _core.Stage, cache_type: str, link: _core.Link | None = None) -> _core.Context:
@@ -74,8 +76,13 @@ class Sharing:
 
     def check_cells(self, seq: int, end: int) -> None:
         """Each member has the cells of its kv heads."""
-        blocks = [b for layer in self.spec.layers for b in layer if isinstance(b, Attention)]
-        for layer, block in enumerate(blocks):
+        for layer, block in enumerate(caching(self.spec)):
+            if isinstance(block, Shortconv):  # each has its own dims
+                continue
+            if isinstance(block, Mla):  # all members have all
+                whole = self.one.read_cells(layer, seq, 0, end).tobytes()
+                assert {m.read_cells(layer, seq, 0, end).tobytes() for m in self.members} == {whole}
+                continue
             if block.value_dim not in (None, block.head_dim):
                 continue
             n = block.n_kv_heads
@@ -87,6 +94,11 @@ class Sharing:
                 first = n * m // self.n if self.n <= n else _kv_head(m, self.n, n)
                 own = whole[:, :, first : first + n_own]
                 assert found.reshape(own.shape).tobytes() == own.tobytes(), (layer, m)
+
+
+def caching(spec: ModelSpec) -> list[Attention | Mla | Shortconv]:
+    kinds = Attention | Mla | Shortconv
+    return [b for layer in spec.layers for b in layer if isinstance(b, kinds)]
 
 
 def _kv_head(member: int, n_members: int, n_kv: int) -> int:
@@ -109,10 +121,10 @@ def scenario(of: Sharing) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, *HOST_ONLY])
 def test_members_have_the_bits_of_one_process(name: str, n: int, tmp_path: Path) -> None:
     spec, _, file = built(name, tmp_path)
-    if n > min(b.n_heads for layer in spec.layers for b in layer if isinstance(b, Attention)):
+    if n > min(b.n_heads for b in caching(spec) if not isinstance(b, Shortconv)):
         with pytest.raises(ShapeError, match="use fewer members"):
             Sharing(file, spec, n)
     else:

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "model/blocks/attention/attention_weights.h"
+#include "model/blocks/attention/split.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/group/group.h"
@@ -11,13 +12,6 @@
 
 namespace pyflow {
 namespace {
-
-constexpr int64_t kRowTile = 16;
-// The same for prompts by tiles, where it pays to write keys and values as tiles for many rows. A
-// team whose threads would be idle takes fewer.
-constexpr int64_t kPromptRowTile = 64;
-// From so many cells on, splitting attention over more threads saves more than its barrier costs.
-constexpr int64_t kCellsWorthABarrier = 64;
 
 // Queries, keys, values, and the mixes of values.
 struct Rows {
@@ -75,8 +69,8 @@ class Attention final : public Block, private AttentionWeights {
                              .bias = biases_.empty() ? nullptr : biases_.data(),
                              .bias_reach = bias_reach_,
                              .sinks = sinks_};
-    const Cut cut = cut_for(s, team, args);
-    if (s.own_rows && cut.whole()) {
+    const SplitAttention split(s, team, args, n_by_tiles(s));
+    if (s.own_rows && split.whole()) {
       // A head is prepared and attended to by one thread; no other thread reads its cells in this
       // step.
       team.for_each(n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
@@ -95,7 +89,9 @@ class Attention final : public Block, private AttentionWeights {
                         prepare(s, memory, i / n_kv_heads_, head, head + n);
                       }
                     });
-      attend(s, team, args, cut, memory);
+      split(team, [&](int64_t row, int64_t first, int64_t last) {
+        take_mixed(memory, row, first, last);
+      });
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
     gather(s, team, memory.mixed.rows, mixed.stride, mixed_);
@@ -180,8 +176,14 @@ class Attention final : public Block, private AttentionWeights {
     const Rows& cells = memory.cells;
     turn(s, row, q, first * group(), last * group(), q_bias_, q_norm_);
     turn(s, row, k, first, last, k_bias_, k_norm_);
+    if (temperature_)
+      s.kernels.scale(q.at(row, first * group()),
+                      temperature_.at(s.rows[static_cast<size_t>(row)].position),
+                      (last - first) * group() * head_dim_);
     if (v_bias_)
       s.kernels.add(v.at(row, first), v_bias_ + first * value_dim_, (last - first) * value_dim_);
+    for (int64_t h = first; h < last && v_norm_; ++h)
+      v_norm_.norm(s.kernels, v.at(row, h), value_dim_, v.at(row, h));
     copy_heads(q, cells.q, row, first * group(), last * group());
     copy_heads(k, cells.k, row, first, last);
     copy_heads(v, cells.v, row, first, last);
@@ -195,10 +197,6 @@ class Attention final : public Block, private AttentionWeights {
     copy_heads(memory.cells.mixed, memory.plain.mixed, row, first, last);
   }
 
-  static int64_t spans(const RowView& v) {
-    return v.n == 0 ? 0 : v.positions[v.n - 1] / kLogicalSpan - v.positions[0] / kLogicalSpan + 1;
-  }
-
   // So many rows, the first ones, take the arithmetic of prompts: if the products of this block do,
   // wherever its neighbours are.
   int64_t n_by_tiles(const Step& s) const {
@@ -207,90 +205,6 @@ class Attention final : public Block, private AttentionWeights {
     };
     const bool any = by_panels(q_) || by_panels(k_) || by_panels(v_) || by_panels(o_);
     return any && s.kernels.prefill_attend && biases_.empty() ? s.n_prefill : 0;
-  }
-
-  // How attention of the other rows is split further than tiles of rows x heads of keys: at spans of
-  // positions, or into parts of the query heads that share a head of keys.
-  struct Cut {
-    int64_t first_row, spans, parts;
-    bool whole() const { return first_row == 0 && spans == 1 && parts == 1; }
-  };
-
-  Cut cut_for(const Step& s, const Team& team, const AttendArgs& args) const {
-    Cut cut = {n_by_tiles(s), 1, 1};
-    const int64_t n_rows = s.n_rows - cut.first_row;
-    if (n_rows >= kSplitRows || team.size() == 1) return cut;
-    int64_t cells = 0;
-    for (int64_t r = cut.first_row; r < s.n_rows; ++r) {
-      cut.spans = std::max(cut.spans, spans(args.views[r]));
-      cells = std::max(cells, args.views[r].n);
-    }
-    if (n_rows * n_kv_heads_ * cut.spans * partial_floats(args) > s.partial_capacity) cut.spans = 1;
-    if (cut.spans == 1 && cells >= kCellsWorthABarrier)
-      while (cut.parts < group() && cut.parts * n_kv_heads_ % team.size()) ++cut.parts;
-    return cut;
-  }
-
-  // Attention of rows [first, last) in units that are computed by one thread each.
-  struct Units {
-    int64_t first, last, row_tile, parts;
-    decltype(KernelTable::attend) kernel;
-
-    int64_t n(int64_t n_kv_heads) const {
-      return (last - first + row_tile - 1) / row_tile * n_kv_heads * parts;
-    }
-  };
-
-  Units prompts(const Step& s, const Team& team, int64_t n_rows) const {
-    Units units = {0, n_rows, kPromptRowTile, 1, s.kernels.prefill_attend};
-    while (units.row_tile > kRowTile && units.n(n_kv_heads_) < 2 * team.size()) units.row_tile /= 2;
-    while (units.parts < group() && units.n(n_kv_heads_) < team.size()) ++units.parts;
-    return units;
-  }
-
-  void attend_unit(const Units& units, int64_t i, const AttendArgs& args,
-                   const RowMemory& memory) const {
-    const int64_t parts = units.parts, head = i / parts % n_kv_heads_,
-                  first = group() * (i % parts) / parts, last = group() * (i % parts + 1) / parts,
-                  row = units.first + i / (n_kv_heads_ * parts) * units.row_tile,
-                  end_row = std::min(row + units.row_tile, units.last);
-    units.kernel(part_of(args, head, first, last), row, end_row, head);
-    for (int64_t r = row; r < end_row; ++r)
-      take_mixed(memory, r, head * group() + first, head * group() + last);
-  }
-
-  void attend(const Step& s, Team& team, const AttendArgs& args, const Cut& cut,
-              const RowMemory& memory) const {
-    const int64_t first_row = cut.first_row, n_rows = s.n_rows - first_row;
-    const Units tiled = prompts(s, team, first_row),
-                whole = {first_row, cut.spans == 1 ? s.n_rows : first_row, kRowTile, cut.parts,
-                         s.kernels.attend};
-    const int64_t n_tiled = tiled.n(n_kv_heads_), n_units = n_tiled + whole.n(n_kv_heads_),
-                  n_spans = cut.spans == 1 ? 0 : cut.spans, size = partial_floats(args);
-    const auto partial = [&](int64_t row_head) { return s.partials + row_head * n_spans * size; };
-    team.for_each(n_units + n_rows * n_kv_heads_ * n_spans, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (i < n_tiled) {
-          attend_unit(tiled, i, args, memory);
-        } else if (i < n_units) {
-          attend_unit(whole, i - n_tiled, args, memory);
-        } else {
-          const int64_t row_head = (i - n_units) / n_spans, span = (i - n_units) % n_spans,
-                        row = first_row + row_head / n_kv_heads_;
-          if (span < spans(args.views[row]))
-            s.kernels.attend_span(args, row, row_head % n_kv_heads_, span,
-                                  partial(row_head) + span * size);
-        }
-      }
-    });
-    if (n_spans == 0) return;
-    team.for_each(n_rows * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = first_row + i / n_kv_heads_, head = i % n_kv_heads_;
-        s.kernels.attend_merge(args, row, head, partial(i), spans(args.views[row]));
-        take_mixed(memory, row, head * group(), (head + 1) * group());
-      }
-    });
   }
 
   void observe(const Step& s, Team& team, const AttendArgs& args, const float* in) const {
@@ -304,21 +218,6 @@ class Attention final : public Block, private AttentionWeights {
          .n_slots = (s.kv->groups()[s.kv->group_of(layer_)].capacity + 15) / 16 * 16,
          .attended = args});
   }
-
-  // The same for query heads [first, last) of those that share `kv_head` only.
-  AttendArgs part_of(AttendArgs args, int64_t kv_head, int64_t first, int64_t last) const {
-    // The kernel takes query heads from kv_head * (last - first) on.
-    const int64_t shift = kv_head * (group() - (last - first)) + first;
-    args.n_heads = n_kv_heads_ * (last - first);
-    args.q += shift * args.kv.key_dim;
-    args.out += shift * args.kv.value_dim;
-    if (args.slopes) args.slopes += shift;
-    if (args.sinks) args.sinks += shift;
-    if (args.bias) args.bias += shift * (2 * args.bias_reach + 1);
-    return args;
-  }
-
-  int64_t partial_floats(const AttendArgs& args) const { return group() * (args.kv.value_dim + 2); }
 };
 
 }  // namespace

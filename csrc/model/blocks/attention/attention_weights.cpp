@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/portable_math.h"
 #include "model/blocks/linear.h"
 
 namespace pyflow {
@@ -18,6 +19,23 @@ Sees seen_by(const BlockSpec& spec) {
 
 }  // namespace
 
+Temperature::Temperature(const BlockSpec& spec) {
+  if (!spec.has("temperature_beta")) return;
+  beta = spec.number("temperature_beta");
+  length = spec.integer("temperature_length");
+  offset = spec.integer("temperature_offset");
+  if (length < 1 || offset < 0 || offset > kv::kMaxPositions)
+    throw ShapeError(
+        "attention: temperature: expected a length of 1 or more and an offset of 0 or "
+        "more, found " +
+        std::to_string(length) + " and " + std::to_string(offset));
+}
+
+float Temperature::at(int64_t position) const {
+  return static_cast<float>(
+      1.0 + beta * portable::log(1.0 + static_cast<double>((position + offset) / length)));
+}
+
 AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
     : in_(register_index(spec.text("input"))),
       out_(register_index(spec.text("output"))),
@@ -28,8 +46,10 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
       value_dim_(spec.has("value_dim") ? spec.integer("value_dim") : head_dim_),
       scale_(spec.number("scale")),
       softcap_(spec.number("softcap")),
+      temperature_(spec),
       sees_(seen_by(spec)),
       window_(spec.integer("window")),
+      chunked_(spec.has("mask") && spec.text("mask") == "chunk"),
       layer_(sees_ == Sees::Source ? c.facts.source_layers.size() : c.facts.kv_layers.size()) {
   if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || value_dim_ < 1 || n_heads_ % n_kv_heads_)
     throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
@@ -75,6 +95,9 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
                            "': expected head or all");
   q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", whole_.n_heads);
   k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", whole_.n_kv_heads);
+  if (spec.has("v_norm") && spec.flag("v_norm"))
+    v_norm_ = {.norm =
+                   RowNorm("rms", spec.number("norm_eps"), w.vector_or_ones({}, value_dim_), {})};
   take_own();
   add_facts(c.facts);
 }
@@ -122,24 +145,29 @@ void AttentionWeights::take_own() {
 }
 
 void AttentionWeights::add_facts(BlockFacts& facts) const {
-  const LayerKv cells = {
-      .n_kv_heads = n_kv_heads_, .key_dim = head_dim_, .value_dim = value_dim_, .window = window_};
+  const LayerKv cells = {.n_kv_heads = n_kv_heads_,
+                         .key_dim = head_dim_,
+                         .value_dim = value_dim_,
+                         .window = window_,
+                         .chunked = chunked_};
   if (sees_ == Sees::WholeText) return;
   if (sees_ == Sees::Source) {
     facts.source_layers.push_back(cells);
     return;
   }
   facts.kv_layers.push_back(cells);
-  facts.kv_ropes.push_back(rope_);
+  facts.kv_ropes.push_back(rope_ ? std::optional(KeyRope{*rope_}) : std::nullopt);
   facts.relative = facts.relative || rope_ || !slopes_.empty() || !biases_.empty();
-  facts.biased = facts.biased || !biases_.empty();
+  facts.absolute = facts.absolute || temperature_ || chunked_;
+  facts.host_only = facts.host_only || temperature_ || v_norm_ || !biases_.empty();
 }
 
 void AttentionWeights::check_source(const BlockSpec& spec) const {
-  if (rope_ || window_ != 0 || !slopes_.empty() || !biases_.empty() ||
+  if (rope_ || temperature_ || window_ != 0 || !slopes_.empty() || !biases_.empty() ||
       spec.text("norm_span") == "all")
     throw UnsupportedError(
-        "attention to a source: expected no rope, window, ALiBi, biases by distance or norms of "
+        "attention to a source: expected no rope, temperature, window, ALiBi, biases by distance "
+        "or norms of "
         "all heads, found some");
 }
 
@@ -182,6 +210,9 @@ void AttentionWeights::turn(const Step& s, int64_t row, const Heads& heads, int6
 AttentionWeights::HeadNorm AttentionWeights::head_norm(Weights& w, const BlockSpec& spec,
                                                        const char* weight, const char* bias,
                                                        int64_t n_heads) const {
+  if (spec.has("plain_norms") && spec.flag("plain_norms"))
+    return {.norm = RowNorm(spec.text("norm_type"), spec.number("norm_eps"),
+                            w.vector_or_ones({}, head_dim_), nullptr)};
   if (!spec.has(weight)) return {};
   const std::vector<TensorRef> refs = spec.tensors(weight);
   const bool one_for_all = !norms_all_ && refs.size() == 1 && w.size(refs[0]) == head_dim_;

@@ -29,6 +29,17 @@ inline void copy_heads(const Heads& from, const Heads& to, int64_t row, int64_t 
     std::fill_n(std::copy_n(from.at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
 }
 
+// Queries grow with their positions: q *= 1 + beta * ln(1 + floor((p + offset) / length)).
+struct Temperature {
+  double beta = 0;  // 0: none
+  int64_t length = 1, offset = 0;
+
+  Temperature() = default;
+  explicit Temperature(const BlockSpec& spec);
+  explicit operator bool() const { return beta != 0; }
+  float at(int64_t position) const;
+};
+
 // Whose keys and values rows see: those of their own text, cached or not, or of a source.
 enum class Sees : uint8_t { Cells, WholeText, Source };
 
@@ -71,8 +82,10 @@ class AttentionWeights {
   Shares embd_;                   // of the output
   float scale_, softcap_;
   std::optional<size_t> rope_;
+  Temperature temperature_;
   Sees sees_;
   int64_t window_;
+  bool chunked_;
   size_t layer_;
   std::vector<float> slopes_;
   const float* sinks_;
@@ -81,7 +94,7 @@ class AttentionWeights {
   const PackedTensor *q_, *k_, *v_, *o_;
   bool values_apart_;  // v_ shares no tensor with q_ or k_
   const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
-  HeadNorm q_norm_, k_norm_;
+  HeadNorm q_norm_, k_norm_, v_norm_;
   bool norms_all_ = false;
 
  private:
