@@ -6,7 +6,8 @@ permutes
 
     the channels of the residual stream: columns of what reads it, rows of what writes to it, norms
     the inner channels of each feed-forward: rows of gate and up, columns of down
-    the dimensions of each head of values: rows of v, columns of attn_output
+    the dimensions of each head of values: rows of v, columns of attn_output; or latents
+    the channels of convolutions
 
 Weights keep their values and their distribution. Channels that matter more than others stay so,
 while `rotate` evens them out.
@@ -38,9 +39,16 @@ _READS = {
 _FFN = re.compile(r"ffn_(gate|up|down)(_exps|_shexp)?")
 _IN_STREAM = re.compile(r"(attn|ffn|output|token_embd|post_attention|post_ffw)_norm(_2)?")
 """Norms of the stream and of its branches."""
+_LATENT_NORMS = {"attn_q_a_norm", "attn_kv_a_norm"}
+_OF_LATENTS = {
+    **dict.fromkeys(("attn_q_a", "attn_q_b"), "attn_q_a_norm"),
+    **dict.fromkeys(("attn_kv_a_mqa", "attn_kv_b", "attn_k_b", "attn_v_b"), "attn_kv_a_norm"),
+}
+"""Roles of matrices that make or take latents, and the norm of these."""
 _ELSEWHERE = {
     *("attn_q.bias", "attn_k.bias", "attn_q_norm.weight", "attn_k_norm.weight", "output.bias"),
     *("attn_q_norm.bias", "attn_k_norm.bias", "attn_sinks.weight", "ffn_gate_inp.bias"),
+    "exp_probs_b.bias",
     *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
 }
 
@@ -104,6 +112,8 @@ class _Orders:
             return None, None
         if _IN_STREAM.fullmatch(role):
             return None, self._stream
+        if role in _LATENT_NORMS:
+            return None, self._latent(layer, role)
         rows, columns = self._of_matrix(layer, role)
         if rows is None and columns is None:
             raise self._refused(f"tensor {record.name!r} is unknown here")
@@ -122,7 +132,15 @@ class _Orders:
         if role in _READS:
             return None, self._stream
         if role == "attn_output":
-            return self._stream, self._heads(layer, self._n_heads)
+            is_latent = f"{layer}attn_kv_a_norm.weight" in self._tensors
+            return self._stream, None if is_latent else self._heads(layer, self._n_heads)
+        if role in _OF_LATENTS:
+            return self._of_latents(layer, role)
+        if role.startswith("shortconv."):
+            order = self._order(f"{layer}conv", self._n_embd)
+            if role.endswith("in_proj"):
+                return self._repeated(order, 3), self._stream
+            return (order, None) if role.endswith(".conv") else (self._stream, order)
         if ffn := _FFN.fullmatch(role):
             kind = ffn[2] or ""
             n_ff = self._tensors[f"{layer}ffn_down{kind}.weight"].shape[-1]
@@ -133,6 +151,16 @@ class _Orders:
             n_rows = self._tensors[f"{layer}{role}.weight"].shape[-2]
             return self._repeated(inner, n_rows // n_ff), self._stream
         return None, None
+
+    def _of_latents(self, layer: str, role: str) -> tuple[Order | None, Order | None]:
+        order = self._latent(layer, _OF_LATENTS[role])
+        if role in {"attn_q_a", "attn_kv_a_mqa"}:  # what turns of keys stays below the latents
+            n_rows = self._tensors[f"{layer}{role}.weight"].shape[-2]
+            return np.concatenate([order, np.arange(len(order), n_rows)]), self._stream
+        return (order, None) if role == "attn_k_b" else (None, order)
+
+    def _latent(self, layer: str, norm: str) -> Order:
+        return self._order(layer + norm, self._tensors[f"{layer}{norm}.weight"].shape[-1])
 
     def _values(self, layer: str, role: str) -> Order:
         """The rows of values, the last ones of queries, keys and values that are one matrix."""

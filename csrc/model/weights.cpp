@@ -84,8 +84,8 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   const auto at = matrices_.try_emplace({ref, home_}).first;
   Matrix& m = at->second;
   if (!m.packed) {
-    const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1;
     const bool across = ref.transposed && (info(r.dtype).block > 1 || r.made);
+    const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1 && !across;
     const DType dtype = encode ? *pack_as_ : across ? DType::F32 : r.dtype;
     if (encode && cols % info(dtype).block)
       throw UnsupportedError(source_.path + ": tensor " + ref.name + ": rows of " +

@@ -20,6 +20,7 @@ from pyflow.specs import describe
 from pyflow.specs.bind.binding import Place
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.mla import Mla
 from pyflow.specs.document import architecture, family, label, load
 from pyflow.specs.language.facts import Facts, GgufSource
 from pyflow.specs.model_spec import ModelSpec
@@ -71,6 +72,11 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
         raise UnsupportedError(
             f"{checkpoint.path}: encoders are not written as GGUF yet; give OUT without .gguf, and "
             "it becomes a folder"
+        )
+    if any(isinstance(block, Mla) for block in spec.blocks()):
+        raise UnsupportedError(
+            f"{checkpoint.path}: latent attention is not written as GGUF yet; give OUT without "
+            ".gguf, and it becomes a folder"
         )
     name = architecture(description.document.path)
     if name is None:

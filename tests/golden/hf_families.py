@@ -5,28 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 96,
-    "tie_word_embeddings": False,
-}
-
-
-def _model(model_type: str, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        **_SIZES,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        **more,
-    }
+if __package__:
+    from .families import deepseek, today
+    from .families.hf_model import SIZES, model
+else:
+    from families import deepseek, today
+    from families.hf_model import SIZES, model
 
 
 def _falcon(**more: Any) -> dict[str, Any]:
-    return {"model_type": "falcon", **_SIZES, "max_position_embeddings": 64, "bias": False} | more
+    return {"model_type": "falcon", **SIZES, "max_position_embeddings": 64, "bias": False} | more
 
 
 _LLAMA3 = {
@@ -36,7 +24,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
     "rope_type": "llama3",
 }
-_PHI3 = _model(
+_PHI3 = model(
     "phi3",
     rope_scaling={
         "type": "longrope",
@@ -49,16 +37,18 @@ _PHI3 = _model(
 )
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama2": _model("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
-    "llama3": _model("llama", rope_theta=500000.0, rope_scaling=_LLAMA3, tie_word_embeddings=True),
-    "llama_biases": _model(
+    **deepseek.HF,
+    **today.HF,
+    "llama2": model("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
+    "llama3": model("llama", rope_theta=500000.0, rope_scaling=_LLAMA3, tie_word_embeddings=True),
+    "llama_biases": model(
         "llama", attention_bias=True, mlp_bias=True, head_dim=32, num_hidden_layers=3
     ),
-    "llama_linear": _model("llama", rope_scaling={"type": "linear", "factor": 4.0}),
-    "llama_dynamic": _model(
+    "llama_linear": model("llama", rope_scaling={"type": "linear", "factor": 4.0}),
+    "llama_dynamic": model(
         "llama", rope_scaling={"type": "dynamic", "factor": 4.0}, max_position_embeddings=10
     ),
-    "llama_yarn": _model(
+    "llama_yarn": model(
         "llama",
         rope_scaling={
             "rope_type": "yarn",
@@ -66,16 +56,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     ),
-    "mistral": _model("mistral", sliding_window=9, rope_theta=10000.0),
-    "yi": _model("llama", num_key_value_heads=1, rope_theta=5e6, pad_token_id=0),
-    "mixtral": _model(
+    "mistral": model("mistral", sliding_window=9, rope_theta=10000.0),
+    "yi": model("llama", num_key_value_heads=1, rope_theta=5e6, pad_token_id=0),
+    "mixtral": model(
         "mixtral",
         num_local_experts=4,
         num_experts_per_tok=2,
         rope_theta=1e6,
         sliding_window=None,
     ),
-    "qwen2": _model(
+    "qwen2": model(
         "qwen2",
         use_sliding_window=True,
         sliding_window=7,
@@ -83,8 +73,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         rope_theta=1e6,
         tie_word_embeddings=True,
     ),
-    "qwen3": _model("qwen3", head_dim=32, rope_theta=1e6),
-    "qwen2moe": _model(
+    "qwen3": model("qwen3", head_dim=32, rope_theta=1e6),
+    "qwen2moe": model(
         "qwen2_moe",
         num_hidden_layers=3,
         num_experts=5,
@@ -95,7 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         norm_topk_prob=False,
         mlp_only_layers=[],
     ),
-    "qwen3moe": _model(
+    "qwen3moe": model(
         "qwen3_moe",
         num_hidden_layers=3,
         head_dim=32,
@@ -106,7 +96,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mlp_only_layers=[2],
         rope_theta=1e6,
     ),
-    "qwen3moe_window": _model(
+    "qwen3moe_window": model(
         "qwen3_moe",
         num_hidden_layers=3,
         num_experts=5,
@@ -117,7 +107,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         sliding_window=9,
         tie_word_embeddings=True,
     ),
-    "gpt_oss": _model(
+    "gpt_oss": model(
         "gpt_oss",
         num_hidden_layers=3,
         head_dim=32,
@@ -134,14 +124,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     ),
-    "smollm3": _model(
+    "smollm3": model(
         "smollm3",
         num_hidden_layers=4,
         rope_theta=2e6,
         tie_word_embeddings=True,
         pad_token_id=0,
     ),
-    "smollm3_window": _model(
+    "smollm3_window": model(
         "smollm3",
         num_hidden_layers=4,
         no_rope_layers=[1, 0, 1, 0],
@@ -151,13 +141,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mlp_bias=True,
         pad_token_id=0,
     ),
-    "phi2": _model("phi", partial_rotary_factor=0.5, num_key_value_heads=4, hidden_act="gelu_new"),
-    "phi_norms": _model("phi", partial_rotary_factor=0.4, qk_layernorm=True),
-    "glm4": _model("glm4", head_dim=32, partial_rotary_factor=0.5, pad_token_id=0),
-    "exaone4": _model(
+    "phi2": model("phi", partial_rotary_factor=0.5, num_key_value_heads=4, hidden_act="gelu_new"),
+    "phi_norms": model("phi", partial_rotary_factor=0.4, qk_layernorm=True),
+    "glm4": model("glm4", head_dim=32, partial_rotary_factor=0.5, pad_token_id=0),
+    "exaone4": model(
         "exaone4", sliding_window=None, layer_types=2 * ["full_attention"], rope_theta=1e6
     ),
-    "exaone4_window": _model(
+    "exaone4_window": model(
         "exaone4",
         num_hidden_layers=4,
         head_dim=32,
@@ -165,7 +155,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         sliding_window_pattern=4,
         tie_word_embeddings=True,
     ),
-    "cohere2": _model(
+    "cohere2": model(
         "cohere2",
         num_hidden_layers=4,
         sliding_window=9,
@@ -174,7 +164,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         pad_token_id=0,
     ),
-    "olmoe": _model(
+    "olmoe": model(
         "olmoe",
         intermediate_size=40,
         num_experts=5,
@@ -182,18 +172,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         norm_topk_prob=False,
         pad_token_id=1,
     ),
-    "ernie4_5": _model("ernie4_5", head_dim=32, use_bias=False, rope_theta=5e5, pad_token_id=0),
-    "ministral": _model(
+    "ernie4_5": model("ernie4_5", head_dim=32, use_bias=False, rope_theta=5e5, pad_token_id=0),
+    "ministral": model(
         "ministral",
         head_dim=32,
         sliding_window=9,
         layer_types=["sliding_attention", "full_attention"],
         rope_theta=1e6,
     ),
-    "cohere": _model(
+    "cohere": model(
         "cohere", logit_scale=0.25, rope_theta=8e6, tie_word_embeddings=True, pad_token_id=0
     ),
-    "cohere_plus": _model(
+    "cohere_plus": model(
         "cohere",
         logit_scale=0.5,
         use_qk_norm=True,
@@ -201,7 +191,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         pad_token_id=0,
     ),
-    "olmo3": _model(
+    "olmo3": model(
         "olmo3",
         num_hidden_layers=4,
         sliding_window=9,
@@ -214,11 +204,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         pad_token_id=1,
     ),
-    "seed_oss": _model("seed_oss", head_dim=32, rope_theta=1e7, pad_token_id=1),
-    "gemma": _model(
+    "seed_oss": model("seed_oss", head_dim=32, rope_theta=1e7, pad_token_id=1),
+    "gemma": model(
         "gemma", head_dim=32, num_key_value_heads=1, tie_word_embeddings=True, hidden_act="gelu"
     ),
-    "gemma2": _model(
+    "gemma2": model(
         "gemma2",
         head_dim=32,
         query_pre_attn_scalar=24,
@@ -229,7 +219,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         hidden_activation="gelu_pytorch_tanh",
     ),
-    "gemma3": _model(
+    "gemma3": model(
         "gemma3_text",
         head_dim=32,
         query_pre_attn_scalar=48,
@@ -279,7 +269,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         bias=True,
         new_decoder_architecture=False,
     ),
-    "phi3": _model("phi3", sliding_window=9, original_max_position_embeddings=64, pad_token_id=0),
+    "phi3": model("phi3", sliding_window=9, original_max_position_embeddings=64, pad_token_id=0),
     "phi3_longrope": _PHI3,
     "phi3_longrope_short": _PHI3,
     "phi4_mini": _PHI3
@@ -314,7 +304,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {
         "model_type": "gpt_neox",
-        **_SIZES,
+        **SIZES,
         "max_position_embeddings": 64,
         "rotary_pct": 0.25,
         "rotary_emb_base": 10000,
@@ -322,23 +312,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_neox_sequential": {
         "model_type": "gpt_neox",
-        **_SIZES,
+        **SIZES,
         "max_position_embeddings": 64,
         "rotary_pct": 0.5,
         "rotary_emb_base": 5000,
         "use_parallel_residual": False,
         "hidden_act": "gelu_fast",
     },
-    "stablelm": _model(
+    "stablelm": model(
         "stablelm", partial_rotary_factor=0.25, use_qkv_bias=True, num_key_value_heads=4
     ),
-    "stablelm2_12b": _model(
+    "stablelm2_12b": model(
         "stablelm",
         partial_rotary_factor=0.5,
         qk_layernorm=True,
         use_parallel_residual=True,
     ),
-    "starcoder2": _model(
+    "starcoder2": model(
         "starcoder2",
         sliding_window=9,
         use_bias=True,
@@ -346,8 +336,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         rope_theta=1e5,
         tie_word_embeddings=True,
     ),
-    "olmo2": _model("olmo2", rope_theta=5e5, pad_token_id=1),
-    "granite": _model(
+    "olmo2": model("olmo2", rope_theta=5e5, pad_token_id=1),
+    "granite": model(
         "granite",
         attention_multiplier=0.1,
         embedding_multiplier=1.5,
@@ -365,6 +355,8 @@ MORE: dict[str, dict[str, Any]] = {
     "llama_dynamic": {"n_ctx": 40},
     # Scores of routers far apart, so that small errors choose no other experts.
     "qwen3moe": {"gains": {"mlp.gate.weight": 5.0}},
+    **deepseek.MORE,
+    **today.MORE,
     "phi3_longrope_short": {"n_tokens": 20, "n_ctx": 20},
 }
 """What a fixture says besides."""

@@ -39,7 +39,9 @@ HUBS = [name for name in NAMES if name.startswith("hf_") and name not in REFUSED
 POOL = _core.ThreadPool(2, False)
 # Which have matrices that stay, or rows that are no whole blocks of 32.
 UNEQUAL = {"hf_gpt2", "hf_gpt_oss", "hf_falcon11b", "hf_olmoe"} | {
-    n for n in HUBS if n.startswith(("hf_qwen2moe", "hf_qwen3moe"))
+    n
+    for n in HUBS
+    if n.startswith(("hf_qwen2moe", "hf_qwen3moe", "hf_deepseek", "hf_llama4", "hf_lfm2"))
 }
 
 
@@ -86,7 +88,9 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     if name not in UNEQUAL:
         assert found.tobytes() == logits(source, golden["tokens"], "Q8_0").tobytes()
     want = logits(source, golden["tokens"])
-    most = 0.4 if name == "hf_gpt_oss" else 0.1  # where small errors choose other experts
+    # Small errors choose other experts; of Llama 4 there is one for each token.
+    experts = ("hf_gpt_oss", "hf_deepseek", "hf_llama4_plain", "hf_lfm2moe")
+    most = 0.8 if name == "hf_llama4" else 0.4 if name.startswith(experts) else 0.1
     assert np.abs(found - want).max() < most * np.abs(want).max()
 
 

@@ -35,6 +35,8 @@ REFUSED = {
         ("gguf_gemma2", "gguf_gemma3", "gguf_glm4", "gguf_seed_oss"), "post_attention_norm"
     ),
     "gguf_gpt_oss": "attn_sinks",
+    **dict.fromkeys(("gguf_deepseek2_old", "gguf_deepseek3"), r"attn_(q|kv)_a"),
+    **dict.fromkeys(("gguf_lfm2", "gguf_lfm2moe"), "output_norm"),
     **dict.fromkeys(("gguf_olmo2", "gguf_olmo3", "gguf_exaone4"), "attn_q.weight"),
 }
 GGUF = [name for name in NAMES if name.startswith("gguf_")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,10 @@ def write_folder(
 
 
 def write_gguf(
-    path: Path, fixture: Fixture, tensors: dict[str, NDArray[np.float32]] | None = None
+    path: Path, fixture: Fixture, tensors: Mapping[str, NDArray[Any]] | None = None
 ) -> Path:
-    """A GGUF file, without a vocabulary; of the fixture's tensors if there are no others."""
+    """A GGUF file, without a vocabulary; of the fixture's tensors if there are no others. Bytes are
+    blocks of Q8_0."""
     import gguf
 
     architecture = fixture["metadata"]["general.architecture"]
@@ -111,7 +112,8 @@ def write_gguf(
         else:
             writer.add_string(key, value)
     for name, values in (weights(fixture) if tensors is None else tensors).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        raw = gguf.GGMLQuantizationType.Q8_0 if values.dtype == np.uint8 else None
+        writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
