@@ -41,7 +41,9 @@ POOL = _core.ThreadPool(2, False)
 UNEQUAL = {"hf_gpt2", "hf_gpt_oss", "hf_falcon11b", "hf_olmoe"} | {
     n
     for n in HUBS
-    if n.startswith(("hf_qwen2moe", "hf_qwen3moe", "hf_deepseek", "hf_llama4", "hf_lfm2"))
+    if n.startswith(
+        ("hf_qwen2moe", "hf_qwen3moe", "hf_deepseek", "hf_glm4moe", "hf_llama4", "hf_lfm2")
+    )
 }
 
 
@@ -88,9 +90,10 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     if name not in UNEQUAL:
         assert found.tobytes() == logits(source, golden["tokens"], "Q8_0").tobytes()
     want = logits(source, golden["tokens"])
-    # Small errors choose other experts; of Llama 4 there is one for each token.
+    # Small errors choose other experts, of Llama 4 the one that there is, or groups of them.
     experts = ("hf_gpt_oss", "hf_deepseek", "hf_llama4_plain", "hf_lfm2moe")
-    most = 0.8 if name == "hf_llama4" else 0.4 if name.startswith(experts) else 0.1
+    most = 0.4 if name.startswith(experts) else 0.1
+    most = 0.8 if name in {"hf_llama4", "hf_glm4moe"} else most
     assert np.abs(found - want).max() < most * np.abs(want).max()
 
 

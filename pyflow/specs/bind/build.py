@@ -22,7 +22,9 @@ from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
 from pyflow.specs.language import unread
+from pyflow.specs.language.expression import ExpressionError, UnresolvedError
 from pyflow.specs.language.facts import Facts, Source
+from pyflow.specs.language.tensors import Pattern
 from pyflow.specs.model_spec import NO_HEAD, Embedding, Head, ModelSpec, SourceSpec
 from pyflow.specs.parts import Register
 
@@ -75,7 +77,9 @@ def build(
         is_cut = True
     ignored: frozenset[str] = frozenset()
     if not is_cut:
-        ignored = binding.finish(document["tensors"].get("ignore", ()))
+        facts.layer = None
+        patterns = [_expanded(p, facts, where) for p in document["tensors"].get("ignore", ())]
+        ignored = binding.finish(patterns)
     if (name := overrides.of_ropes) and not ropes.is_overridden and not is_cut:
         raise UnsupportedError(
             f"{where}: {name}: expected a model whose positions turn; this one has no rope that an "
@@ -94,6 +98,16 @@ def build(
         binding.asked,
         ropes.tables,
     )
+
+
+def _expanded(pattern: str, facts: Facts, where: str) -> str:
+    """A pattern of ignored names, which may have expressions in braces."""
+    if "{" not in pattern:
+        return pattern
+    try:
+        return Pattern.of(pattern, where).expand(facts)
+    except (UnresolvedError, ExpressionError) as error:
+        raise SpecError(f"{where}: {pattern!r:.80}: {error}") from None
 
 
 class _Builder:

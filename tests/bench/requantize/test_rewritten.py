@@ -32,7 +32,8 @@ REFUSED = {
         "root mean square",
     ),
     **dict.fromkeys(
-        ("gguf_gemma2", "gguf_gemma3", "gguf_glm4", "gguf_seed_oss"), "post_attention_norm"
+        ("gguf_gemma2", "gguf_gemma3", "gguf_glm4", "gguf_glm4moe", "gguf_seed_oss"),
+        "post_attention_norm",
     ),
     "gguf_gpt_oss": "attn_sinks",
     **dict.fromkeys(("gguf_deepseek2_old", "gguf_deepseek3"), r"attn_(q|kv)_a"),

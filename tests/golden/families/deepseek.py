@@ -1,4 +1,5 @@
-"""Tiny models of DeepSeek V2 and V3: latents of 32, of queries 40, keys of 24 + 8, values of 48."""
+"""Tiny models of DeepSeek V2 and V3: latents of 32, of queries 40, keys of 24 + 8, values of 48.
+GLM 4.5 has the experts of V3."""
 
 from __future__ import annotations
 
@@ -63,6 +64,23 @@ HF: dict[str, dict[str, Any]] = {
         "rope_scaling": {**_MSCALED, "mscale": 1.0, "mscale_all_dim": 0.8},
     },
 }
+HF["glm4moe"] = model(
+    "glm4_moe",
+    num_hidden_layers=3,
+    head_dim=32,
+    attention_bias=True,
+    use_qk_norm=True,
+    partial_rotary_factor=0.5,
+    first_k_dense_replace=1,
+    n_routed_experts=6,
+    num_experts_per_tok=2,
+    n_shared_experts=1,
+    moe_intermediate_size=40,
+    n_group=2,
+    topk_group=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.7,
+)
 MORE: dict[str, dict[str, Any]] = {name: {"gains": {"mlp.gate.weight": 4.0}} for name in HF}
 
 _LATENT = (
@@ -81,6 +99,11 @@ def _layers(keys_and_values: str, bias: str) -> tuple[str, ...]:
     return f"{latent} {FFN}", *[f"{latent} {_EXPERTS} {bias}"] * 2
 
 
+_BIAS = " exp_probs_b.bias:8"
+_GLM = (
+    "attn_norm:E attn_q:Q,E* attn_k:K,E* attn_v:K,E* attn_output:E,Q attn_q_norm:D attn_k_norm:D "
+    "post_attention_norm:E {}"
+)
 _LATENT_KEYS: dict[str, Any] = {
     "n_layers": 3,
     "attention__q_lora_rank": 40,
@@ -122,5 +145,23 @@ GGUF: dict[str, Case] = {
         expert_group_used_count=2,
         more={"gains": {"ffn_gate_inp": 4.0}},
         **_LATENT_KEYS,
+    ),
+    "glm4moe": case(
+        "glm4moe",
+        (_GLM.format(FFN.split(" ", 1)[1]), *[_GLM.format(_EXPERTS.split(" ", 1)[1] + _BIAS)] * 2),
+        n_layers=3,
+        sizes={"Q": 128, "K": 64, "D": 32},
+        attention__key_length=32,
+        attention__value_length=32,
+        rope__dimension_count=16,
+        leading_dense_block_count=1,
+        expert_count=8,
+        expert_used_count=3,
+        expert_shared_count=1,
+        expert_feed_forward_length=40,
+        expert_weights_scale=1.5,
+        expert_weights_norm=True,
+        expert_gating_func=2,
+        more={"gains": {"ffn_gate_inp": 4.0}},
     ),
 }

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core, formats
-from pyflow.specs import build_spec
+from pyflow.specs import build_spec, describe
 
-from . import tiny
-from .test_families import fixture, logits
+from .. import tiny
+from ..test_families import fixture, logits
 
 POOL = _core.ThreadPool(2, False)
 RANK, NOPE, VALUES, HEADS = 32, 24, 48, 4
@@ -100,3 +100,14 @@ def test_keys_across_blocks_are_read_as_they_are(tmp_path: Path) -> None:
     other = formats.open(tiny.write_gguf(tmp_path / "two.gguf", golden | NEW, apart))
     want = logits(other, golden["tokens"], 64, "prefill")
     assert logits(one, golden["tokens"], 64, "prefill").tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["hf_deepseek3", "hf_glm4moe"])
+def test_a_layer_that_predicts_a_later_token_is_left_out(name: str, tmp_path: Path) -> None:
+    golden = fixture(name)
+    spec = describe(formats.open(tiny.write(tmp_path, golden))).spec
+    later = {"eh_proj.weight": [64, 128], "self_attn.q_a_proj.weight": [40, 64]}
+    golden["tensors"] |= {f"model.layers.3.{part}": shape for part, shape in later.items()}
+    more = describe(formats.open(tiny.write(tmp_path, golden)))
+    assert more.spec.layers == spec.layers
+    assert more.built.ignored == {f"model.layers.3.{part}" for part in later}
