@@ -82,6 +82,13 @@ def test_floats_of_eight_bits_are_exact(
     check(written(tmp_path, made, config("float-quantized", own)), made, "F32")
 
 
+def test_scales_of_32_may_be_powers_of_two(tmp_path: Path) -> None:
+    made = packing.fp8(weights(24, 96), (1, 32), name="weight_scale", dtype="F8_E8M0")
+    made.types["weight_scale"] = "U8"
+    own = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}
+    check(written(tmp_path, made, config("mxfp8-quantized", own)), made, "BF16")
+
+
 def test_floats_of_four_bits_are_exact(tmp_path: Path) -> None:
     own = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     made = packing.ct_nvfp4(weights(24, 96))
