@@ -18,7 +18,7 @@ from pyflow.closing import Closing
 from pyflow.engine.context import Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, PyflowError
-from pyflow.tokenizer import DrawnTokens, NoText, NoTokenizerError, Tokenizer
+from pyflow.tokenizer import DrawnTokens, FromStart, NoText, NoTokenizerError, Tokenizer
 
 
 class TextModel(Protocol):
@@ -233,6 +233,8 @@ class _Text:
         self.view = request.view
         self.reports: list[TokenLogprobs] = []
         self._stops = frozenset(reader.stop_ids)
+        if request.begins_text and isinstance(reader, Tokenizer):
+            reader = FromStart(reader)
         self.pooled: NDArray[np.float32] | None = None
         self.answer = Answer(
             reader,

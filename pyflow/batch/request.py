@@ -55,3 +55,8 @@ class Request:
     """Tokens that the encoder of the model reads first, where the model has one."""
     watched: bool = True
     """Somebody reads the answer while it is written: such requests go first."""
+
+    @property
+    def begins_text(self) -> bool:
+        """Whether the answer is a text of its own; a grammar's text is left as it is."""
+        return self.source is not None and self.matcher is None

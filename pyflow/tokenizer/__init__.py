@@ -3,6 +3,7 @@
 from pyflow.tokenizer.base.tokenizer import (
     Detokenizer,
     DrawnTokens,
+    FromStart,
     NoText,
     NoTokenizerError,
     Tokenizer,
@@ -13,6 +14,7 @@ from pyflow.tokenizer.open import from_checkpoint, from_folder, memory_nbytes
 __all__ = [
     "Detokenizer",
     "DrawnTokens",
+    "FromStart",
     "NoText",
     "NoTokenizerError",
     "Tokenizer",

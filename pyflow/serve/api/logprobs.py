@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyflow.batch.completion import TokenLogprobs
-from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import FromStart, Tokenizer
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -45,11 +45,14 @@ class TextReport:
     Tops are by text: of tokens with one text the likeliest counts. A control token has no width.
     """
 
-    def __init__(self, tokenizer: Tokenizer, n_top: int, *, start: int = 0) -> None:
-        """start: characters of the whole text before the first token."""
+    def __init__(
+        self, tokenizer: Tokenizer, n_top: int, *, start: int = 0, begins_text: bool = False
+    ) -> None:
+        """start: characters of the whole text before the first token. begins_text: it loses the
+        blank that tokenizers put before texts."""
         self._tokenizer = tokenizer
         self._n_top = n_top
-        self._widths = tokenizer.detokenizer()
+        self._widths = (FromStart(tokenizer) if begins_text else tokenizer).detokenizer()
         self._at = start
 
     def part(

@@ -151,4 +151,30 @@ class Tokenizer(ABC):
 
     def detokenizer(self) -> Detokenizer:
         """A new stream decoder, which drops control tokens."""
-        return Detokenizer(lambda token: b"" if self.is_control(token) else self.token_bytes(token))
+        return Detokenizer(self._visible)
+
+    def _visible(self, token: int) -> bytes:
+        return b"" if self.is_control(token) else self.token_bytes(token)
+
+
+@dataclass(frozen=True, slots=True)
+class FromStart:
+    """Reads drawn tokens that begin a text, without the blank that `encode` puts before texts."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.tokenizer.stop_ids
+
+    def detokenizer(self) -> Detokenizer:
+        tokenizer, begun = self.tokenizer, False
+
+        def visible(token: int) -> bytes:
+            nonlocal begun
+            if tokenizer.is_control(token):
+                return b""
+            first, begun = not begun, True
+            return tokenizer.decode_bytes([token]) if first else tokenizer.token_bytes(token)
+
+        return Detokenizer(visible)
