@@ -24,6 +24,8 @@ from pyflow.serve.models import Served
 from pyflow.serve.settings import MAX_PROMPTS
 
 _KIND = "text_completion"
+_N_PREDICT = 16  # as OpenAI's API has it
+_N_WRITTEN = 256  # of a source, as `pyflow translate` has it
 
 
 Prompt = str | list[str | int | list[int]]
@@ -35,7 +37,7 @@ class CompletionBody(Sampled, kw_only=True):
 
     prompt: Prompt
     suffix: str | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 16
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] | None = None
     echo: bool = False
     logprobs: NLogprobs | None = None
     response_format: ResponseFormat | None = None
@@ -116,7 +118,7 @@ async def answer(call: Call[CompletionBody]) -> Reply | EventStream:
         return EventStream(_frames(writing, body, prompts), state.settings.send_s)
     done = await writing.served.answered(writing.requests)
     choices = [
-        _choice(served, body, i, prompts[i // body.n], completion)
+        _choice(writing, body, i, prompts[i // body.n], completion)
         for i, completion in enumerate(done)
     ]
     return Reply.of_json(writing.body(_KIND, choices, done))
@@ -135,13 +137,16 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     requests: list[Request] = []
     seen: Counter[tuple[int, ...]] = Counter()
     for prompt in prompts:
-        served.check_tokens(prompt.tokens, param="prompt", room=min(1, body.max_tokens))
+        served.check_tokens(prompt.tokens, param="prompt", room=int(body.max_tokens != 0))
+        n_predict = body.max_tokens
+        if n_predict is None:
+            n_predict = _N_PREDICT if start is None else _n_written(served, len(prompt.tokens))
         request = Request(
             view=View(prompt.tokens if start is None else [*start]),
             source=None if start is None else prompt.tokens,
             sampling=sampling,
             limit=served.n_ctx,
-            n_predict=body.max_tokens,
+            n_predict=n_predict,
             stop=stops,
             reuse=True,
             n_report=n_report if body.echo else None,
@@ -155,9 +160,16 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     return prompts, requests
 
 
+def _n_written(served: Served, n_source: int) -> int:
+    """Tokens of an answer to a source at most, where the request does not say."""
+    said = served.model.defaults.n_predict
+    return said if said > 0 else max(_N_WRITTEN, n_source)
+
+
 def _choice(
-    served: Served, body: CompletionBody, index: int, prompt: _Prompt, completion: Completion
+    writing: Writing, body: CompletionBody, index: int, prompt: _Prompt, completion: Completion
 ) -> dict[str, object]:
+    served, begins = writing.served, writing.requests[index].begins_text
     echo, report = prompt.text if body.echo else "", None
     if body.logprobs is not None:
         found: list[TokenLogprobs | None] = [*(completion.logprobs or ())]
@@ -167,7 +179,9 @@ def _choice(
             found = [None, *(completion.prompt_logprobs or ()), *found]
             # A tokenizer may put a space before the text.
             start = len(echo) - len(_text(served, prompt.tokens))
-        report = logprobs.TextReport(served.model.tokenizer, body.logprobs, start=start)
+        report = logprobs.TextReport(
+            served.model.tokenizer, body.logprobs, start=start, begins_text=begins
+        )
     return {
         "index": index,
         "text": echo + completion.text,
@@ -181,7 +195,10 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     with_usage = body.stream_options.include_usage
     tokenizer, echo = writing.served.model.tokenizer, body.echo
-    reports = [logprobs.TextReport(tokenizer, body.logprobs or 0) for _ in writing.requests]
+    reports = [
+        logprobs.TextReport(tokenizer, body.logprobs or 0, begins_text=request.begins_text)
+        for request in writing.requests
+    ]
     done: dict[int, Completion] = {}
 
     def chunk(index: int, text: str, reason: str | None, report: object) -> bytes:

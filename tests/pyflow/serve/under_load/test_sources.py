@@ -61,6 +61,13 @@ def test_a_text_is_framed_as_a_source(served: Server, model: pyflow.Model) -> No
     sampling = SamplingParams(seed=3)
     alone = model.generate([[5, 17, 0]] * 2 + [[6, 0]] * 2, n_predict=5, sampling=sampling)
     assert [choice["text"] for choice in found["choices"]] == [one.text for one in alone]
+    assert not any(one.text.startswith(" ") for one in alone)
+    assert alone[0].text == model.text_of(alone[0].tokens)[0]
+    found = served.post(PATH, prompt="w5 w17", seed=3, logprobs=1)
+    (choice,) = found["choices"]
+    assert found["usage"]["completion_tokens"] > 16 or choice["finish_reason"] == "stop"
+    offsets = choice["logprobs"]["text_offset"]
+    assert choice["text"][offsets[1] :].startswith(choice["logprobs"]["tokens"][1])
 
 
 @pytest.mark.parametrize(
