@@ -200,7 +200,8 @@ class EmbeddingModel(LoadedModel, AnyModel):
     ) -> Ranking:
         """`rerank` with what became of the texts."""
         documents = _checked(documents)
-        if not isinstance(query, str) or not query.strip():
+        given: object = query
+        if not isinstance(given, str) or not given.strip():
             raise PyflowError(f"query: expected some text, found {query!r:.60}")
         if not self.spec.is_encoder:
             raise UnsupportedError(

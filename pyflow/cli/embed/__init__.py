@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,7 @@ def _write(path: str, parts: Sequence[Vectors]) -> None:
     array = io.BytesIO()
     np.save(array, np.concatenate(parts))
     if path == "-":
-        click.get_binary_stream("stdout").write(array.getbuffer())
+        sys.stdout.buffer.write(array.getbuffer())
         return
     try:
         Path(path).write_bytes(array.getbuffer())
