@@ -12,8 +12,9 @@ from pyflow import _core
 from pyflow.adapters.choice import Choice, chosen
 from pyflow.adapters.files import AdapterFile
 from pyflow.adapters.opening import open_adapter
+from pyflow.adapters.renaming import in_gguf
 from pyflow.errors import PyflowError, UnsupportedError
-from pyflow.formats import Checkpoint
+from pyflow.specs import Description
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.specs.parts import name_of
 
@@ -25,7 +26,7 @@ class Adapters:
     """What was loaded beside a stage, by name: that of the folder, or of the file."""
 
     def __init__(
-        self, stage: _core.Stage, spec: ModelSpec, checkpoint: Checkpoint, given: Sequence[Given]
+        self, stage: _core.Stage, description: Description, given: Sequence[Given]
     ) -> None:
         """Raises as `open_adapter`; UnsupportedError, ShapeError: one is of another model."""
         self._native: dict[str, _core.Adapter] = {}
@@ -44,7 +45,7 @@ class Adapters:
                     f"{path}: expected adapters of different names, found {name} twice"
                 )
             self._native[name] = _core.Adapter(
-                stage, file.checkpoint.native, _specs(file, spec, checkpoint)
+                stage, file.checkpoint.native, _specs(file, description)
             )
             self.paths[name] = Path(path)
             self._digests.append(file.digest)
@@ -88,15 +89,16 @@ class Adapters:
         return self._sets[choice]
 
 
-def _specs(
-    file: AdapterFile, spec: ModelSpec, checkpoint: Checkpoint
-) -> dict[str, _core.AdapterSpec]:
+def _specs(file: AdapterFile, description: Description) -> dict[str, _core.AdapterSpec]:
     """By the model's tensors."""
+    checkpoint, spec = description.checkpoint, description.spec
     is_gguf = checkpoint.format == "GGUF"
-    if is_gguf != (file.checkpoint.format == "GGUF"):
+    if is_gguf and file.checkpoint.format != "GGUF":
+        return in_gguf(file, description)
+    if file.checkpoint.format == "GGUF" and not is_gguf:
         raise UnsupportedError(
-            f"{file.path}: expected an adapter in {'GGUF' if is_gguf else 'a folder of PEFT'}, as "
-            "the model is, found the other; convert it, or load the model in its other form"
+            f"{file.path}: expected a folder of PEFT beside a model in a folder, found GGUF; take "
+            "the adapter as it was before it was converted, or the model in GGUF"
         )
     architecture = checkpoint.metadata.get("general.architecture", "")
     if is_gguf and file.architecture != architecture:

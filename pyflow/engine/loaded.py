@@ -197,7 +197,7 @@ class LoadedModel(ModelFiles, Closing):
         if encoder is not None:
             self._sources = SourceEncoder(encoder, self._stage)
         if self._given_adapters:
-            self.adapters = Adapters(self._stage, self.spec, self.checkpoint, self._given_adapters)
+            self.adapters = Adapters(self._stage, self._description, self._given_adapters)
 
     def _weight_bytes(self, placed: Placed | None) -> tuple[int, Sequence[int]]:
         """Here and on each device."""

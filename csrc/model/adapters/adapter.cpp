@@ -32,8 +32,10 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
                              "head, found experts, a router or an embedding: " +
                              ref.text());
     TensorRef outputs = b;
-    outputs.rows = ref.rows;
-    outputs.step = ref.step;
+    if (!ref.rows.empty()) {
+      outputs.rows = ref.rows;
+      outputs.step = ref.step;
+    }
     matrices_[&w] = {&weights_.matrix(a, rank, w.cols()), &weights_.matrix(outputs, w.rows(), rank),
                      static_cast<float>(scale)};
   });

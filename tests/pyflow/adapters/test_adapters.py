@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import pyflow
 from pyflow.adapters import open_adapter
+from pyflow.cli import main
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
@@ -186,6 +187,65 @@ def test_adapters_in_gguf_stand_beside_models_in_gguf(tmp_path: Path) -> None:
     foreign = tiny_adapters.write_gguf(tmp_path / "foreign.gguf", "qwen2", lows, 6.0)
     with pytest.raises(UnsupportedError, match="expected an adapter for llama, found one for qwen"):
         pyflow.load(base, adapters=[foreign])
+
+
+def both_forms(base: Path, adapter: Path, tokens: list[int]) -> list[NDArray[np.float32]]:
+    """Logits of a model in a folder, and of the same in GGUF, with an adapter of PEFT."""
+    other = base.with_suffix(".gguf")
+    assert main(["quantize", str(base), str(other), "--type", "F32"]) == 0
+    logits = []
+    for path in (base, other):
+        with pyflow.load(path, n_threads=1, adapters=[adapter]) as model:
+            logits.append(model.logits(tokens))
+    return logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_of_peft_stand_beside_models_in_gguf(name: str, tmp_path: Path) -> None:
+    adapter, family = fixture(name)
+    base = tiny.write_folder(tmp_path / "base", family)
+    path = tiny_adapters.write(tmp_path / "adapter", adapter)
+    folder, file = both_forms(base, path, family["tokens"])
+    assert np.abs(folder - file).max() <= 1e-4 * np.abs(folder).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "goes"),
+    [
+        ("cohere", True),
+        ("ernie4_5", True),
+        ("glm4", True),
+        ("mixtral", True),
+        ("smollm3", True),
+        ("qwen3", True),
+        ("phi2", True),
+        ("granite", True),
+        ("bloom", False),  # whose heads' queries, keys and values lie together in folders
+        ("gpt_neox", False),
+        ("falcon40b", False),
+    ],
+)
+def test_modules_of_families_find_their_tensors_in_gguf(
+    name: str, goes: bool, tmp_path: Path
+) -> None:
+    family = json.loads((GOLDEN / f"families/hf_{name}.json").read_text())
+    wanted = ("q_proj", "k_proj", "o_proj", "down_proj", "query_key_value", "fc1", "gate_up_proj")
+    shapes = {}
+    for tensor, shape in family["tensors"].items():
+        module = tensor.removesuffix(".weight")
+        if module != tensor and len(shape) == 2 and module.endswith(wanted):
+            shapes[f"base_model.model.{module}.lora_A.weight"] = [3, shape[1]]
+            shapes[f"base_model.model.{module}.lora_B.weight"] = [shape[0], 3]
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6}
+    adapter = {"seed": 3, "config": config, "tensors": shapes}
+    base = tiny.write_folder(tmp_path / "base", family)
+    path = tiny_adapters.write(tmp_path / "adapter", adapter)
+    if not goes:
+        with pytest.raises(UnsupportedError, match="take the adapter in GGUF"):
+            both_forms(base, path, family["tokens"])
+        return
+    folder, file = both_forms(base, path, family["tokens"])
+    assert np.abs(folder - file).max() <= 1e-4 * np.abs(folder).max()
 
 
 def _changed(name: str, shape: tuple[int, ...]) -> Callable[[dict[str, Any]], None]:
