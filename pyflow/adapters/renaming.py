@@ -115,9 +115,10 @@ def _turned(
     for (place, role), each in description.built.asked.items():
         if role not in _TURNED or place.layer is None or isinstance(each.bound, tuple):
             continue
-        block, rope = by_ref.get((place.layer, each.bound), (None, None))  # type: ignore[arg-type]
-        if block is None or rope is None or not rope.interleaved:
+        found = by_ref.get((place.layer, each.bound)) if each.bound is not None else None
+        if found is None or not found[1].interleaved:
             continue
+        block, rope = found
         n = len(rope.inv_freq)
         order = np.arange(block.head_dim)
         order[: 2 * n] = np.arange(2 * n).reshape(2, n).T.reshape(-1)
