@@ -227,7 +227,9 @@ class Matcher:
 def _reason(told: str) -> str:
     """Why the library gives up, without names of its own."""
     if "NoExtensionBias" in told or "ff_tokens" in told:  # nothing may come, or it has no end
-        return "expected a text that ends, found none that is allowed; add a way to end"
+        return (
+            "expected a text that ends, found none that the vocabulary can write; add a way to end"
+        )
     if re.search("Too many items|Current row has", told):
         return "the text may go on in too many ways; write fewer alternatives or optional parts"
     told = " ".join(told.replace("<non-verbose/>", "").split())

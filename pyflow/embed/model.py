@@ -16,7 +16,7 @@ from pyflow.embed.framing import Framed, frame
 from pyflow.embed.recipe import POOLS, Recipe, read_recipe
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.sources import reads_sources
-from pyflow.errors import PyflowError, UnsupportedError
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.generate.any_model import AnyModel
 from pyflow.specs.model_spec import Pool
 
@@ -227,12 +227,15 @@ class EmbeddingModel(LoadedModel, AnyModel):
         self, query: str, documents: Sequence[str], truncate: bool
     ) -> tuple[Sequence[float], int]:
         names = self.encoder.recipe.prompts
-        asked = self.embedded(
-            [query],
-            prompt_name="query" if "query" in names else None,
-            normalize=True,
-            truncate=truncate,
-        )
+        try:
+            asked = self.embedded(
+                [query],
+                prompt_name="query" if "query" in names else None,
+                normalize=True,
+                truncate=truncate,
+            )
+        except ShapeError as error:
+            raise ShapeError(f"query: {str(error).removeprefix('text: ')}") from None
         found = self.embedded(
             documents,
             prompt_name="document" if "document" in names else None,

@@ -176,7 +176,8 @@ def _lines(path: str, blank: Literal["refuse", "keep", "drop"]) -> list[str]:
     lines = read(path).removesuffix("\n").split("\n")
     number = next((n for n, line in enumerate(lines, start=1) if not line.strip()), None)
     if number is not None and blank == "refuse" and len(lines) > 1:
-        raise click.UsageError(f"{path}, line {number}: expected some text, found a blank line")
+        name = "standard input" if path == "-" else path
+        raise click.UsageError(f"{name}, line {number}: expected some text, found a blank line")
     return [line for line in lines if line.strip()] if blank == "drop" else lines
 
 

@@ -38,7 +38,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run_
 
 
-def test_lines_come_as_each_text_gives_alone(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_lines_come_as_each_text_gives_alone(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "texts").write_text("\n".join(TEXTS))
     with pyflow.load(folder) as model:
         greedy = SamplingParams(temperature=0)
@@ -49,6 +51,9 @@ def test_lines_come_as_each_text_gives_alone(run: Run, folder: Path, tmp_path: P
     (tmp_path / "gaps").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
     code, out, _ = run(*command, "-f", str(tmp_path / "gaps"))
     assert (code, out.split("\n")) == (0, [wanted[0].strip(), "", wanted[1].strip(), ""])
+    with (tmp_path / "gaps").open() as file, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", file)
+        assert run(*command, "-") == (0, out, "")
     code, out, _ = run(*command, *TEXTS[:2])
     assert (code, out.split("\n")) == (0, [*(text.strip() for text in wanted[:2]), ""])
     (tmp_path / "lines").write_text("".join(f'{{"text": "{text}"}}\n' for text in TEXTS))

@@ -196,6 +196,8 @@ def test_what_cannot_be_embedded_is_refused(bert: pyflow.Model) -> None:
         bert.embed(["the cat", "  "])
     with pytest.raises(ShapeError, match=r"text 2: expected up to 70 tokens, found 71"):
         bert.embed(["the cat", "cat " * 69])
+    with pytest.raises(ShapeError, match=r"query: expected up to 70 tokens"):
+        bert.rerank("cat " * 69, ["a"], truncate=False)
     with pytest.raises(ShapeError, match="dimensions: expected 1 to 48, found 49"):
         bert.embed("the cat", dimensions=49)
     with pytest.raises(UnsupportedError, match="head for classes"):
