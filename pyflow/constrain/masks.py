@@ -41,7 +41,7 @@ class Grammars:
             )
         control = [token for token in known if tokenizer.is_control(token)]
         self._control = {tokenizer.token_text(token): token for token in control}
-        self._text = _bits([t for t in known if t not in {*control, *self._stops}], n_vocab)
+        self._text = _bits(sorted({*known}.difference(control, self._stops)), n_vocab)
         self._ends = _bits(self._stops, n_vocab)
         self._tokenizer = _library_tokenizer(tokenizer, n_vocab, control, self._stops)
         self._lock = threading.Lock()
