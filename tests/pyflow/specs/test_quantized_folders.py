@@ -122,6 +122,29 @@ def test_matrices_that_the_original_has_transposed_are_not(tmp_path: Path) -> No
         naming(describe(checkpoint))
 
 
+@pytest.mark.parametrize("name", ["hf_deepseek3", "hf_qwen3moe", "hf_phi3"])
+def test_cuts_of_them_are_those_of_the_values(name: str, tmp_path: Path) -> None:
+    golden = fixture(name)
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for full, array in tiny.weights(golden).items():
+        tensors[full] = values[full] = array
+        if full.endswith("_proj.weight"):
+            made = packing.fp8(array.astype(np.float64), (16, 16))
+            stem = full.removesuffix("weight")
+            tensors |= {stem + end: one for end, one in made.tensors.items()}
+            types |= {stem + end: own for end, own in made.types.items()}
+            values[full] = made.values.astype(np.float32)
+    own = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    packing.save(tmp_path / "a", golden["config"] | {"quantization_config": own}, tensors, types)
+    packing.save(tmp_path / "b", golden["config"], values)
+    found, want = (
+        logits(formats.open(tmp_path / path), golden["tokens"], 64, "decode") for path in "ab"
+    )
+    assert np.array_equal(found, want)
+
+
 def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
     folder, _ = written(tmp_path / "one", "awq")
     want = logits(formats.open(folder), MODEL["tokens"], 64, "decode")
