@@ -29,7 +29,7 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
     if (looked_up || !stage_->is_adaptable(w) || ref.inputs.second > 0)
       throw UnsupportedError(where + "tensor " + a.name +
                              ": expected a matrix of attention, a feed-forward network or the "
-                             "head, found experts, a router or an embedding: " +
+                             "head, found experts, a router, heads of latents or an embedding: " +
                              ref.text());
     TensorRef outputs = b;
     if (!ref.rows.empty()) {

@@ -317,20 +317,33 @@ def test_what_is_no_adapter_is_refused(llama: pyflow.Model, tmp_path: Path) -> N
     for wrong in (["none"], "first", {"first": float("nan")}, {"first": "1"}, 3):
         with pytest.raises(PyflowError, match="adapters"):
             llama.generate([5], n_predict=1, adapters=wrong)  # type: ignore[arg-type]
-    adapter, _ = fixture("llama")
-    other = tiny.write_folder(
-        tmp_path / "other", json.loads((GOLDEN / "families/hf_mixtral.json").read_text())
-    )
-    experts = tiny_adapters.write(
-        tmp_path / "experts",
-        adapter
-        | {
-            "config": adapter["config"] | {"rank_pattern": {}},
-            "tensors": {
-                "base_model.model.model.layers.0.block_sparse_moe.gate.lora_A.weight": [4, 48],
-                "base_model.model.model.layers.0.block_sparse_moe.gate.lora_B.weight": [5, 4],
-            },
-        },
-    )
-    with pytest.raises(UnsupportedError, match="experts, a router"):
-        pyflow.load(other, adapters=[experts])
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [
+        ("hf_mixtral", "model.layers.0.block_sparse_moe.gate"),
+        ("hf_deepseek3", "model.layers.1.self_attn.kv_b_proj"),
+        ("gguf_deepseek3", "blk.1.attn_k_b"),
+        ("gguf_deepseek3", "blk.1.attn_v_b"),
+    ],
+)
+def test_what_no_product_reads_as_it_is_has_no_adapter(
+    family: str, tensor: str, tmp_path: Path
+) -> None:
+    given = json.loads((GOLDEN / f"families/{family}.json").read_text())
+    shape = given["tensors"][f"{tensor}.weight"]
+    shapes = {"a": [3, shape[-1]], "b": [int(np.prod(shape[:-1])), 3]}
+    if family.startswith("gguf"):
+        base = tiny.write_gguf(tmp_path / "base.gguf", given)
+        lows = {f"{tensor}.weight.lora_{k}": tiny.weight(1, k, v, 1.0) for k, v in shapes.items()}
+        path = tiny_adapters.write_gguf(tmp_path / "lora.gguf", "deepseek2", lows, 3.0)
+    else:
+        base = tiny.write_folder(tmp_path / "base", given)
+        names = {f"base_model.model.{tensor}.lora_{k.upper()}.weight": v for k, v in shapes.items()}
+        config = {"peft_type": "LORA", "r": 3, "lora_alpha": 3}
+        path = tiny_adapters.write(
+            tmp_path / "lora", {"seed": 1, "config": config, "tensors": names}
+        )
+    with pytest.raises(UnsupportedError, match="expected a matrix of attention"):
+        pyflow.load(base, adapters=[path])

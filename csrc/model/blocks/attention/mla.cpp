@@ -38,6 +38,8 @@ class Mla final : public Block {
     check_sizes(c.stage);
     share(c.stage.member);
     take_weights(spec, c.weights);
+    for (const auto* heads : {&keys_, &values_})
+      c.facts.unadapted.insert(heads->begin(), heads->end());
     for (const auto* by_head : {&keys_, &values_})
       c.facts.unadapted.insert(by_head->begin(), by_head->end());
     c.facts.kv_layers.push_back({.n_kv_heads = 1,
