@@ -189,8 +189,8 @@ static inline void transpose(const float* from, int64_t stride, float* to, int64
 }
 
 // values[lane][d] of keys[d][lane], for lanes of vectors [first, last].
-static void turn_keys(const float* keys, int64_t n_dims, int64_t first, int64_t last,
-                      float* values) {
+[[maybe_unused]] static void turn_keys(const float* keys, int64_t n_dims, int64_t first,
+                                       int64_t last, float* values) {
   for (int64_t v = first; v <= last; ++v)
     for (int64_t d = 0; d < n_dims; d += 16)
       transpose(keys + d * kLaneStride + v * 16, kLaneStride, values + v * 16 * kChunk + d, kChunk);
