@@ -152,7 +152,11 @@ class Parts {
 std::shared_ptr<const MadeRows> rows_of(const Integers& p, DType dtype, Parts& parts) {
   const auto [rows, cols] = p.shape;
   const GroupsAt& groups = p.groups;
-  IntegerRows::Matrix m{.dtype = dtype, .rows = rows, .cols = cols, .zero = p.zeros.each};
+  IntegerRows::Matrix m;
+  m.dtype = dtype;
+  m.rows = rows;
+  m.cols = cols;
+  m.zero = p.zeros.each;
   m.by_column = p.codes.by_column;
   m.codes = m.by_column ? parts.integers(p.codes, cols, rows) : parts.integers(p.codes, rows, cols);
   m.scales = parts.scales(p.scales, rows, groups.count);
@@ -169,7 +173,10 @@ std::shared_ptr<const MadeRows> rows_of(const Integers& p, DType dtype, Parts& p
 
 std::shared_ptr<const MadeRows> rows_of(const Codes& p, DType dtype, Parts& parts) {
   const auto [rows, cols] = p.shape;
-  CodeRows::Matrix m{.dtype = dtype, .rows = rows, .cols = cols};
+  CodeRows::Matrix m;
+  m.dtype = dtype;
+  m.rows = rows;
+  m.cols = cols;
   if ((dtype != DType::F32 && dtype != DType::BF16) || p.block.first < 1 || p.block.second < 1)
     parts.fail("expected F32 or BF16, and blocks of weights");
   const auto n = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols);
