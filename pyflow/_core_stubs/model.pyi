@@ -222,11 +222,6 @@ class Adapter:
     def __init__(
         self, stage: Stage, file: Checkpoint, specs: Mapping[str, AdapterSpec]
     ) -> None: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def n_matrices(self) -> int:
-        """Beside so many it is; a fused tensor has several."""
 
 class AdapterSet:
     """Adapters of one stage that apply together, in this order, each with a factor."""

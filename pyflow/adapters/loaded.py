@@ -58,10 +58,6 @@ class Adapters:
         return [*self._native]
 
     @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self._native.values())
-
-    @property
     def fingerprint(self) -> str:
         """Of those that apply by default; empty: none do."""
         if not self.default:

@@ -42,7 +42,15 @@ UNEQUAL = {"hf_gpt2", "hf_gpt_oss", "hf_falcon11b", "hf_olmoe"} | {
     n
     for n in HUBS
     if n.startswith(
-        ("hf_qwen2moe", "hf_qwen3moe", "hf_deepseek", "hf_glm4moe", "hf_llama4", "hf_lfm2")
+        (
+            "hf_qwen2moe",
+            "hf_qwen3moe",
+            "hf_deepseek",
+            "hf_glm4moe",
+            "hf_llama4",
+            "hf_lfm2_",
+            "hf_lfm2moe",
+        )
     )
 }
 
@@ -90,11 +98,12 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     if name not in UNEQUAL:
         assert found.tobytes() == logits(source, golden["tokens"], "Q8_0").tobytes()
     want = logits(source, golden["tokens"])
-    # Small errors choose other experts, of Llama 4 the one that there is, or groups of them.
-    experts = ("hf_gpt_oss", "hf_deepseek", "hf_llama4_plain", "hf_lfm2moe")
-    most = 0.4 if name.startswith(experts) else 0.1
-    most = 0.8 if name in {"hf_llama4", "hf_glm4moe"} else most
-    assert np.abs(found - want).max() < most * np.abs(want).max()
+    errors = np.abs(found - want).max(axis=1) / np.abs(want).max()
+    # Of these models a few rows choose other experts, or groups of them, by small errors.
+    experts = ("hf_gpt_oss", "hf_deepseek", "hf_glm4moe", "hf_llama4", "hf_lfm2moe")
+    least = 0.8 if name.startswith(experts) else 1.0
+    assert (errors < 0.1).mean() >= least
+    assert np.median(errors) < 0.06
 
 
 def test_transposed_matrices_stay(tmp_path: Path) -> None:

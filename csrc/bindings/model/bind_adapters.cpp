@@ -33,9 +33,7 @@ std::shared_ptr<Adapter> make_adapter(std::shared_ptr<const Stage> stage,
 
 void register_adapters(py::module_& m) {
   py::class_<Adapter, std::shared_ptr<Adapter>>(m, "Adapter")
-      .def(py::init(&make_adapter), py::arg("stage"), py::arg("file"), py::arg("specs"))
-      .def_property_readonly("nbytes", &Adapter::nbytes)
-      .def_property_readonly("n_matrices", [](const Adapter& a) { return a.matrices().size(); });
+      .def(py::init(&make_adapter), py::arg("stage"), py::arg("file"), py::arg("specs"));
   py::class_<AdapterSet, std::shared_ptr<AdapterSet>>(m, "AdapterSet")
       .def(py::init([](const std::vector<std::pair<std::shared_ptr<Adapter>, float>>& given) {
              std::vector<Loaded> adapters(given.begin(), given.end());

@@ -38,7 +38,6 @@ class Adapter {
   };
   const std::unordered_map<const PackedTensor*, LowRank>& matrices() const { return matrices_; }
   const Stage& stage() const { return *stage_; }
-  size_t nbytes() const { return weights_.nbytes(stage_->pool().placement().n_copies()); }
 
  private:
   std::shared_ptr<const Stage> stage_;

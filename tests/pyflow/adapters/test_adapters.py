@@ -319,6 +319,28 @@ def test_what_is_no_adapter_is_refused(llama: pyflow.Model, tmp_path: Path) -> N
             llama.generate([5], n_predict=1, adapters=wrong)  # type: ignore[arg-type]
 
 
+def test_the_command_line_and_sessions_know_them(
+    llama: pyflow.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert llama.adapters is not None
+    first, second = (str(llama.adapters.paths[name]) for name in ("first", "second"))
+    given = ["generate", "-m", str(llama.path), "-p", "x", "-n", "1"]
+    for lora, words in (
+        (f"{first}=much", "expected PATH or PATH=FACTOR"),
+        (f"{first}=inf", "finite factor"),
+        (str(tmp_path / "none"), "found nothing there"),
+    ):
+        assert main([*given, "--lora", lora]) != 0
+        assert words in capsys.readouterr().err
+    assert main([*given, "--lora", first, "--gpu-layers", "1"]) == 2
+    # Cells of a session are those of its adapters and factors.
+    marks = set()
+    for adapters in ([], [first], [(first, 0.5)], [second], [(first, 0.0)]):
+        with pyflow.load(llama.path, n_threads=1, adapters=adapters) as model:
+            marks.add(model.fingerprint)
+    assert len(marks) == 4  # a factor of 0 changes nothing
+
+
 @pytest.mark.parametrize(
     ("family", "tensor"),
     [
