@@ -93,12 +93,12 @@ std::vector<std::unique_ptr<Link>> thread_links(int64_t size) {
   return all;
 }
 
-std::unique_ptr<Link> file_link(int fd, int64_t number, int64_t size) {
+std::unique_ptr<Link> file_link(int fd, int64_t number, int64_t size, int64_t offset) {
   const size_t nbytes = board_nbytes(size);
   struct stat found {};
-  if (fstat(fd, &found) != 0 || static_cast<size_t>(found.st_size) < nbytes)
+  if (fstat(fd, &found) != 0 || found.st_size < static_cast<off_t>(nbytes) + offset)
     throw ResourceError("group: shared memory: expected " + std::to_string(nbytes) + " bytes");
-  void* memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
   if (memory == MAP_FAILED)
     throw ResourceError("group: shared memory of " + std::to_string(nbytes) +
                         " bytes: " + std::strerror(errno));

@@ -35,7 +35,7 @@ class BoardLink final : public Link {
 
 // The links of threads of one process.
 std::vector<std::unique_ptr<Link>> thread_links(int64_t size);
-// Over a shared file, which other members map too. Throws ResourceError.
-std::unique_ptr<Link> file_link(int fd, int64_t number, int64_t size);
+// Over a shared file, which other members map too, from a page on. Throws ResourceError.
+std::unique_ptr<Link> file_link(int fd, int64_t number, int64_t size, int64_t offset);
 
 }  // namespace pyflow

@@ -65,7 +65,30 @@ bool Link::exchange_within(int64_t deadline_ms, RoundKind kind, bool flag,
     throw;
   }
   ++expected_.number;
+  if (kind == RoundKind::Gather) {
+    ++n_gathers_;
+    for (int64_t m = 0; m < size_; ++m)
+      if (m != number_) n_gathered_ += in[static_cast<size_t>(m)].size();
+  }
   return leaders_flag_;
+}
+
+std::vector<double> Link::time_rounds(int64_t nbytes, int64_t n, double pause_s) {
+  std::vector<uint8_t> all(static_cast<size_t>(nbytes * size_));
+  std::vector<std::span<uint8_t>> in;
+  for (int64_t m = 0; m < size_; ++m)
+    in.push_back(
+        std::span(all).subspan(static_cast<size_t>(m * nbytes), static_cast<size_t>(nbytes)));
+  const auto pause_ns = static_cast<int64_t>(1e9 * std::clamp(pause_s, 0.0, 1.0));
+  std::vector<double> found;
+  for (int64_t i = 0; i < n; ++i) {
+    for (const int64_t until = now_ns() + pause_ns; now_ns() < until;) {
+    }
+    const int64_t begun = now_ns();
+    exchange(RoundKind::Gather, false, in[static_cast<size_t>(number_)], in);
+    found.push_back(1e-9 * static_cast<double>(now_ns() - begun));
+  }
+  return found;
 }
 
 void Link::check(int64_t from, const RoundHeader& found, uint64_t nbytes) {

@@ -57,6 +57,12 @@ class Link {
   // The first round, without a deadline: LinkError unless all members bring the same bytes.
   void meet(std::span<const uint8_t> plan);
 
+  // Rounds of Gather so far, and the bytes that others have sent in them.
+  uint64_t n_gathers() const { return n_gathers_; }
+  uint64_t n_gathered() const { return n_gathered_; }
+  // Seconds of each of n rounds, nbytes of each member, after so long a time of work.
+  std::vector<double> time_rounds(int64_t nbytes, int64_t n, double pause_s);
+
   // How long others may be late.
   void set_deadline_ms(int64_t ms) { deadline_ms_ = ms; }
   // Ends the round in progress, if any, and all later ones, by LinkError; the other members' too.
@@ -108,6 +114,7 @@ class Link {
   int64_t number_, size_;
   RoundHeader expected_{};
   int64_t deadline_ms_ = 60'000, round_deadline_ms_ = kForever;
+  uint64_t n_gathers_ = 0, n_gathered_ = 0;
   std::atomic<bool> aborted_{false};
   std::string broken_;  // why an earlier round has failed
 };

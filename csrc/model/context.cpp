@@ -94,7 +94,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         check("n_ctx", config.n_ctx, int64_t{1} << 30);
         check("n_seq_max", config.n_seq_max, kMaxSequences);
         check("n_batch", config.n_batch, kMaxBatch);
-        const auto [number, of] = stage_->spec().member;
+        const int64_t number = stage_->spec().member.number, of = stage_->spec().member.of;
         if (config.link ? config.link->number() != number || config.link->size() != of : of != 1)
           throw ShapeError("context: expected a link of member " + std::to_string(number) + " of " +
                            std::to_string(of));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,14 +19,34 @@ namespace pyflow {
 // Which member of a group it is, of so many that share the rows of each matrix.
 struct Membership {
   int64_t number = 0, of = 1;
+  // Of each member, in any unit: shares are in proportion. Empty: all are alike.
+  std::vector<int64_t> speeds = {};
   bool alone() const { return of == 1; }
 };
+inline constexpr int64_t kMostSpeed = 1'000'000;
 
 // Units of a member: neighbours, from `begin` on.
 struct Share {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
 };
+
+// Of n units for `of` members those of member m, with at least so many for each: 7 units of members
+// with speeds 2, 1, 1 are 3, 2 and 2.
+inline Share share_of(int64_t n, int64_t m, int64_t of, std::span<const int64_t> speeds,
+                      int64_t least = 0) {
+  int64_t total = of, before = 0, begin = 0, end = 0;
+  if (!speeds.empty()) {
+    total = 0;
+    for (const int64_t speed : speeds) total += speed;
+  }
+  for (int64_t i = 0; i <= m; ++i) {
+    before += speeds.empty() ? 1 : speeds[static_cast<size_t>(i)];
+    begin = end;
+    end = std::clamp(n * before / total, begin + least, n - (of - 1 - i) * least);
+  }
+  return {begin, end};
+}
 
 // Rows of a matrix, or columns of its results, in units that stay together.
 struct Cut {
@@ -56,8 +77,13 @@ struct Shares {
   std::vector<Share> all;
 
   Shares() = default;
-  Shares(const Cut& cut, const Membership& member) : own(cut.rows_of(member.number, member.of)) {
-    for (int64_t m = 0; m < member.of; ++m) all.push_back(cut.rows_of(m, member.of));
+  Shares(const Cut& cut, const Membership& member) {
+    for (int64_t m = 0; m < member.of; ++m) {
+      const Share units = share_of(cut.units(), m, member.of, member.speeds);
+      all.push_back(
+          {std::min(cut.n, units.begin * cut.unit), std::min(cut.n, units.end * cut.unit)});
+    }
+    own = all[static_cast<size_t>(member.number)];
   }
 };
 
@@ -72,13 +98,13 @@ struct HeadShare {
   Share kv, q;
   bool first;  // of those that have the same kv heads
 
-  // ShapeError if there are too few heads.
-  HeadShare(int64_t n_heads, int64_t n_kv_heads, const Membership& member)
+  // Of member m, whichever one is here. ShapeError if there are too few heads.
+  HeadShare(int64_t n_heads, int64_t n_kv_heads, const Membership& member, int64_t m)
       : kv{}, q{}, first(true) {
-    const auto [m, of] = member;
-    const int64_t group = n_heads / n_kv_heads;
+    const int64_t of = member.of, group = n_heads / n_kv_heads;
+    const std::span<const int64_t> speeds = member.speeds;
     if (of <= n_kv_heads) {
-      kv = Cut{n_kv_heads, 1}.rows_of(m, of);
+      kv = share_of(n_kv_heads, m, of, speeds, 1);
       q = {kv.begin * group, kv.end * group};
       return;
     }
@@ -89,7 +115,10 @@ struct HeadShare {
       throw ShapeError("attention: expected a head for each of " + std::to_string(of) +
                        " members, found " + std::to_string(n_heads) + " heads, " +
                        std::to_string(n_kv_heads) + " kv heads; use fewer members");
-    const Share part = Cut{group, 1}.rows_of(m - begin, n);
+    const auto at = static_cast<size_t>(begin);
+    const Share part =
+        share_of(group, m - begin, n,
+                 speeds.empty() ? speeds : speeds.subspan(at, static_cast<size_t>(n)), 1);
     kv = {head, head + 1};
     q = {head * group + part.begin, head * group + part.end};
     first = m == begin;

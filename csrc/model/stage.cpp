@@ -71,10 +71,15 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
 }
 
 void Stage::check_member() const {
-  const auto [number, of] = spec_.member;
+  const auto& [number, of, speeds] = spec_.member;
   if (of < 1 || number < 0 || number >= of)
     throw ShapeError("stage: expected a member below " + std::to_string(of) + ", found " +
                      std::to_string(number));
+  const auto fits = [](int64_t speed) { return speed >= 1 && speed <= kMostSpeed; };
+  if (!speeds.empty() && (std::ssize(speeds) != of || !std::ranges::all_of(speeds, fits)))
+    throw ShapeError("stage: speeds: expected one from 1 to " + std::to_string(kMostSpeed) +
+                     " for each of " + std::to_string(of) + " members, found " +
+                     std::to_string(speeds.size()) + " numbers");
   if (of > 1 && offloads())
     throw UnsupportedError("gpu: layers of a device cannot be shared by members of a stage");
   if (of > 1 && (!spec_.chains.empty() || spec_.embedded))

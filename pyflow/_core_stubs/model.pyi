@@ -49,8 +49,9 @@ class Link:
     def threads(size: int) -> list[Link]:
         """Of members in this process."""
     @staticmethod
-    def shared(fd: int, number: int, size: int) -> Link:
-        """Over a file of zeros in memory, of `shared_nbytes(size)`, that all members map."""
+    def shared(fd: int, number: int, size: int, offset: int = 0) -> Link:
+        """Over a file in memory that all members map: `shared_nbytes(size)` zeros from offset on,
+        which is a multiple of a page."""
     @staticmethod
     def shared_nbytes(size: int) -> int: ...
     @staticmethod
@@ -62,6 +63,11 @@ class Link:
     @property
     def size(self) -> int:
         """How many there are."""
+    @property
+    def gathers(self) -> tuple[int, int]:
+        """Rounds of a model's steps so far, and the bytes that others have sent in them."""
+    def time_rounds(self, nbytes: int, n: int, pause_s: float) -> list[float]:
+        """Seconds of each of n rounds after pauses of work, nbytes of each member."""
     def set_deadline(self, ms: int) -> None:
         """How long others may be late in a step."""
     def meet(self, plan: bytes) -> None:
@@ -92,8 +98,10 @@ class Stage:
         pack_as: str | None = None,
         offload: Offload | None = None,
         member: tuple[int, int] = (0, 1),
+        speeds: Sequence[int] = (),
     ) -> None:
-        """member: which one, of how many that share the stage. It has its rows of each matrix."""
+        """member: which one, of how many that share the stage. It has its rows of each matrix,
+        in proportion to its speed; without speeds, members are alike."""
     @property
     def host_tables(self) -> tuple[bool, bool]:
         """Whether the embedding and the head are here, in the host's memory."""

@@ -14,6 +14,7 @@ namespace pyflow {
 namespace {
 
 constexpr int64_t kMostMembers = 1024;
+constexpr int64_t kMostTimed = int64_t{1} << 24;
 
 void check_size(int64_t number, int64_t size) {
   if (size < 1 || size > kMostMembers || number < 0 || number >= size)
@@ -49,11 +50,11 @@ void register_link(py::module_& m) {
       .def_static("threads", &of_threads, py::arg("size"))
       .def_static(
           "shared",
-          [](int fd, int64_t number, int64_t size) -> std::shared_ptr<Link> {
+          [](int fd, int64_t number, int64_t size, int64_t offset) -> std::shared_ptr<Link> {
             check_size(number, size);
-            return file_link(fd, number, size);
+            return file_link(fd, number, size, std::max<int64_t>(0, offset));
           },
-          py::arg("fd"), py::arg("number"), py::arg("size"))
+          py::arg("fd"), py::arg("number"), py::arg("size"), py::arg("offset") = 0)
       .def_static(
           "shared_nbytes",
           [](int64_t size) {
@@ -70,6 +71,17 @@ void register_link(py::module_& m) {
           py::arg("fds"), py::arg("number"))
       .def_property_readonly("number", &Link::number)
       .def_property_readonly("size", &Link::size)
+      .def_property_readonly(
+          "gathers",
+          [](const Link& link) { return std::pair(link.n_gathers(), link.n_gathered()); })
+      .def(
+          "time_rounds",
+          [](Link& link, int64_t nbytes, int64_t n, double pause_s) {
+            py::gil_scoped_release release;
+            return link.time_rounds(std::clamp<int64_t>(nbytes, 0, kMostTimed),
+                                    std::max<int64_t>(0, n), pause_s);
+          },
+          py::arg("nbytes"), py::arg("n"), py::arg("pause_s"))
       .def("set_deadline", &Link::set_deadline_ms, py::arg("ms"))
       .def(
           "meet",

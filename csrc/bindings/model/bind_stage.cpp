@@ -93,9 +93,10 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::di
                                   std::shared_ptr<ThreadPool> pool, bool load,
                                   const std::optional<std::string>& pack_as,
                                   const py::object& offload_spec,
-                                  const std::pair<int64_t, int64_t>& member) {
+                                  const std::pair<int64_t, int64_t>& member,
+                                  std::vector<int64_t> speeds) {
   StageSpec parsed = stage_spec(spec);
-  parsed.member = {member.first, member.second};
+  parsed.member = {member.first, member.second, std::move(speeds)};
   Offload offload;
   if (!offload_spec.is_none()) offload = offload_from(offload_spec.cast<py::dict>(), parsed);
   std::optional<DType> dtype;
@@ -113,7 +114,8 @@ void register_stage(py::module_& m) {
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
            py::arg("load") = true, py::arg("pack_as") = py::none(), py::arg("offload") = py::none(),
-           py::arg("member") = std::pair<int64_t, int64_t>(0, 1))
+           py::arg("member") = std::pair<int64_t, int64_t>(0, 1),
+           py::arg("speeds") = std::vector<int64_t>{})
       .def_property_readonly("host_tables",
                              [](const Stage& s) {
                                const bool head = s.last() && s.head_home() == kHost;

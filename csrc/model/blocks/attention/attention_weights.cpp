@@ -109,7 +109,7 @@ void AttentionWeights::share(const Membership& member) {
     throw UnsupportedError(
         "attention to whole texts or sources cannot be shared by members; use stages of one");
   for (int64_t m = 0; m < member.of; ++m) {
-    const HeadShare heads(n_heads_, n_kv_heads_, {m, member.of});
+    const HeadShare heads(n_heads_, n_kv_heads_, member, m);
     mixed_.all.push_back({heads.q.begin * value_dim_, heads.q.end * value_dim_});
     all_q_.all.push_back({heads.q.begin * head_dim_, heads.q.end * head_dim_});
     // Of members that have the same kv head, the first one sends its keys.

@@ -160,7 +160,7 @@ class Mla final : public Block {
   void share(const Membership& member) {
     embd_ = Shares(Cut::tiles(n_embd_), member);
     for (int64_t i = 0; i < member.of; ++i) {
-      const Share heads = HeadShare(n_all_heads_, 1, {i, member.of}).q;
+      const Share heads = HeadShare(n_all_heads_, 1, member, i).q;
       values_of_.all.push_back({heads.begin * value_dim_, heads.end * value_dim_});
       if (i == member.number) own_ = heads;
     }
