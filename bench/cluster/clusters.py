@@ -22,7 +22,7 @@ from functools import partial
 
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, Objective, split
 from pyflow.cluster.planning.virtual import ClusterTimes
-from pyflow.cluster.wire.messages import Link, RankProfile
+from pyflow.cluster.wire.surveys import Link, RankProfile
 
 BITS = {"Q2_K": 3.35, "Q3_K_M": 3.91, "Q4_K_M": 4.85}
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pyflow.cluster.mpi.layers import Ranks, Splitter
+from pyflow.cluster.mpi.layers import Placement, Ranks, Splitter, placement
+from pyflow.cluster.planning.layouts import Layout, Shareable, best_layout, predicting
 from pyflow.cluster.planning.plan import ClusterProfile, evaluate_split
 from pyflow.cluster.planning.predict import (
     Drafts,
@@ -22,6 +23,7 @@ from pyflow.cluster.planning.predict import (
     expected,
     predictions,
 )
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.errors import PyflowError
 from pyflow.speculate.stats import PipelineStats
@@ -49,24 +51,31 @@ class Automatic:
     """Decides for one pipeline, which calls `layers` and then `strategy`.
 
     make: the strategy, if it is fixed; None chooses the fastest. given: the layers, if they are
-    fixed. drafts: their cost and expected acceptance; None if there is no drafter.
+    fixed. drafts: their cost and expected acceptance; None if there is no drafter. layout: stages,
+    and ranks that share each; or "auto", the fastest. None: each rank is a stage.
     """
 
     make: Make | None
     given: Splitter | None
     drafts: Drafts | None
     tell: Tell
+    layout: tuple[int, int] | Literal["auto"] | None = None
     planned: SplitPlan | None = field(default=None, init=False)
     """The expected times of the split; None until it is chosen."""
     _chooser: Chooser | None = field(default=None, init=False)
 
-    def layers(self, ranks: Ranks) -> Sequence[range]:
+    def layers(self, ranks: Ranks) -> Placement:
         """Measures the ranks and splits. ResourceError if they lack memory."""
         begun = time.monotonic()
         survey = ranks.measure()
-        pipeline, drafts = survey.pipeline, survey.drafts(self.drafts)
+        drafts = survey.drafts(self.drafts)
         spent = time.monotonic() - begun
-        held = None if self.given is None else self.given(ranks)
+        layout = self._laid_out(survey, drafts)
+        pipeline = layout.pipeline
+        held = None
+        if self.given is not None:
+            by_rank = placement(self.given(ranks)).layers
+            held = [by_rank[profile.rank] for profile in pipeline.ranks]
         if self.make is None:
             found = predictions(pipeline, drafts, layers=held)
             best = choose(found)
@@ -77,8 +86,20 @@ class Automatic:
             self.planned = best_split(pipeline, self.make, drafts).split
         else:
             self.planned = evaluate_split(pipeline, held)
-        self.tell(_placed(self.planned, spent))
-        return self.planned.ranges
+        self.tell(_placed(self.planned, spent, layout))
+        there = {part.profile.rank: part.layers for part in self.planned.parts}
+        n_ranks = len(survey.pipeline.ranks)
+        groups = [g for g in layout.groups if len(g.ranks) > 1 and there[g.ranks[0]]]
+        return Placement([there.get(rank, range(0)) for rank in range(n_ranks)], groups)
+
+    def _laid_out(self, survey: Survey, drafts: Drafts | None) -> Layout:
+        cluster = Shareable(survey.pipeline, survey.sharing, survey.gathers)
+        if self.layout is None:
+            return cluster.alone()
+        if self.layout != "auto":
+            return cluster.fixed(*self.layout)
+        apart = drafts is not None and drafts.beside
+        return best_layout([*cluster.layouts(apart=apart)], predicting(drafts, self.make)).layout
 
     def strategy(self, model: PipelinedModel) -> Strategy | Chooser:
         """The strategy for the chosen layers."""
@@ -138,9 +159,10 @@ def _why(best: Prediction, found: Sequence[Prediction], drafts: Drafts | None) -
     return f"{best.strategy}: {best.tokens_per_s:.1f} tokens/s expected{others}{right}"
 
 
-def _placed(planned: SplitPlan, spent: float) -> str:
+def _placed(planned: SplitPlan, spent: float, layout: Layout) -> str:
     counts = ",".join(str(len(held)) for held in planned.ranges)
+    shared = f" of layout {layout}" if layout.n_members > 1 else ""
     return (
-        f"layers {counts}, measured in {spent:.1f} s: {planned.token_ms:.2f} ms a token; the "
-        f"slowest is {planned.slowest} with {planned.run_ms:.2f} ms"
+        f"layers {counts}{shared}, measured in {spent:.1f} s: {planned.token_ms:.2f} ms a token; "
+        f"the slowest is {planned.slowest} with {planned.run_ms:.2f} ms"
     )

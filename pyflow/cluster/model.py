@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from msgspec.structs import replace
 
 from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.closing import Closing
+from pyflow.cluster.mpi.groups import NO_ROLES, Roles
 from pyflow.cluster.mpi.handshake import check_ranges, hello
-from pyflow.cluster.mpi.layers import Ranks, Splitter, by_count
+from pyflow.cluster.mpi.layers import Ranks, Splitter, by_count, placement
 from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
-from pyflow.cluster.mpi.survey import Survey, survey_threads
+from pyflow.cluster.mpi.survey import survey_threads
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
 from pyflow.cluster.run.guesses import heads_of
@@ -45,6 +47,14 @@ N_PARTITIONS = 8
 N_BATCH = 128
 # Options that are fixed when the stages are made.
 _FIXED = ("n_ctx", "cache_type", "speculator", "session")
+
+
+class TextSizes(TypedDict, total=False):
+    """As for `PipelinedModel`."""
+
+    n_ctx: int | None
+    cache_type: CacheType
+
 
 # Makes the stages; which layers each rank has.
 Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
@@ -205,9 +215,8 @@ def in_threads(
         def measure() -> Survey:
             return survey_threads(files.checkpoint, n_stages, n_threads, sizes)
 
-        ranges = layers
-        if callable(ranges):
-            ranges = ranges(Ranks(hellos, files.spec, measure))
+        found = layers(Ranks(hellos, files.spec, measure)) if callable(layers) else layers
+        ranges = placement(found).layers
         check_ranges(ranges, hellos, files.spec.n_layers)
         sampling = SamplingParams(seed=0)  # until the first job
         if n_members > 1:
@@ -250,18 +259,16 @@ def over_ranks(
     strategy: Strategy | Choose,
     layers: Sequence[range] | Splitter = by_count,
     n_threads: int = 1,
-    drafter: PipelineDrafter | Sequence[int] | None = None,
+    drafter: PipelineDrafter | None = None,
+    roles: Roles = NO_ROLES,
     open_device: OpenDevice = no_device,
-    n_ctx: int | None = None,
-    cache_type: CacheType = "f16",
+    **texts: Unpack[TextSizes],
 ) -> PipelinedModel:
     """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
 
-    layers: of each rank, or what decides about them. drafter: or the ranks that serve with drafts.
+    layers: of each rank, or what decides about them. roles: of the ranks, as these `serve`.
     open_device: of this rank's layers. Should it fail, the other ranks end too.
     """
-    drafters = drafter if isinstance(drafter, Sequence) else ()
-    own_drafter = None if isinstance(drafter, Sequence) else drafter
     is_connected = False
     try:
         files = _files_of(model)
@@ -274,9 +281,9 @@ def over_ranks(
                 files.checkpoint,
                 layers,
                 pool=pool,
-                drafters=drafters,
+                roles=roles,
                 open_device=open_device,
-                make=partial(ModelStage, heads=heads_of(own_drafter)),
+                make=partial(ModelStage, heads=heads_of(drafter)),
                 **sizes,
             )
             return pipeline, pipeline.layers
@@ -286,9 +293,8 @@ def over_ranks(
             connect,
             strategy=strategy,
             n_threads=n_threads,
-            drafter=own_drafter,
-            n_ctx=n_ctx,
-            cache_type=cache_type,
+            drafter=drafter,
+            **texts,
         )
     except BaseException:
         if not is_connected:

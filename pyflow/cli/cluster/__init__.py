@@ -45,8 +45,8 @@ def command() -> None:
 @flag("--restart", "After the loss of a rank, restart without its machine and continue the text.")
 @option(
     "--layout",
-    "S stages, each shared by M ranks: the same as --layout of COMMAND.",
-    metavar="SxM",
+    "S stages, each shared by M ranks, or auto: the same as --layout of COMMAND.",
+    metavar="SxM|auto",
 )
 @click.argument("arguments", metavar="-- COMMAND ...", nargs=-1, type=click.UNPROCESSED)
 def run(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from msgspec import structs
 
+from pyflow.cli.cluster.told import Told
 from pyflow.cli.options import model, ranks
 from pyflow.cli.options.finite import Finite
 from pyflow.cli.options.groups import grouped, option, output
@@ -20,17 +20,12 @@ from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.speculation import check_layers, draft_layers, draft_models_option
 from pyflow.cli.terminal.output import print_json
 from pyflow.cluster.supervise.lifeline import TIMEOUT_S, of_process
-from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
-    from pyflow.cluster.mpi.survey import Survey
-    from pyflow.cluster.planning.predict import Drafts, Prediction
+    from pyflow.cluster.planning.predict import Drafts
+    from pyflow.cluster.planning.survey import Survey
     from pyflow.cluster.supervise.hosts import Place
     from pyflow.model import Model
-
-_GIGA, _MEGA = 1e9, 1e6
-# Numbers of rows whose times the table shows; the JSON has all.
-_SHOWN = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +78,30 @@ def command(
     """Measure N ranks of this machine, or the hosts of FILE, and predict how fast they would be.
 
     Without -n and --hosts, the ranks that mpirun has started. Every rank computes some layers of
-    the model for 1 to 8 rows; neighbours exchange messages. The layers are then split exactly, and
-    each strategy is run in virtual time: nothing is generated.
+    the model for 1 to 8 rows; neighbours exchange messages, and gather as members of a stage would.
+    The layers are then split exactly for each layout, and each strategy is run in virtual time:
+    nothing is generated.
     """
     if places is not None:
         return _start(ctx, places)
-    from pyflow.cluster.planning.predict import choose, predictions
+    from pyflow.cluster.planning.layouts import Shareable, judge, predicting
 
     found, drafts, drafters = _survey(run, drafting)
     if found is None:  # rank 0 prints
         return 0
     if found.draft_ms is not None:
         drafts = replace(drafts, ms=found.draft_ms)
-    expected = predictions(found.pipeline, drafts)
-    best = choose(expected)
+    cluster = Shareable(found.pipeline, found.sharing, found.gathers)
+    layouts = [*cluster.layouts(apart=drafts.beside)]
+    told = Told(found, drafts, judge(layouts, predicting(drafts)))
     names = drafting.draft_models
     if output == "json":
         who = {"models": names, "ranks": drafters or (0,)} if names else {}
-        print_json(_as_json(found, drafts, expected, best, who), indent=2)
+        print_json(told.as_dict(who), indent=2)
     else:
         where = ", ".join(map(str, drafters or (0,)))
         said = f"{', '.join(names)} on rank {where}" if names else "lookup"
-        click.echo("\n\n".join(_tables(found, drafts, expected, best, said)))
+        click.echo("\n\n".join(told.tables(said)))
     return 0
 
 
@@ -159,105 +156,3 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             arguments += [param.opts[-1], *([] if value is True else [text])]
     return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
-
-
-def _tables(
-    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction, drafter: str
-) -> list[str]:
-    from pyflow.cluster.planning.plan import describe
-
-    pipeline = found.pipeline
-    head = [
-        "rank",
-        "host",
-        "kernels",
-        *(f"ms/layer, {n}" for n in _SHOWN),
-        "head ms",
-        "read",
-        "may use",
-    ]
-    ranks = [
-        [
-            str(profile.rank),
-            profile.host,
-            hello.device or hello.isa,
-            *(f"{profile.layer_ms[n - 1]:.3f}" for n in _SHOWN),
-            f"{profile.head_ms:.2f}",
-            f"{read / _GIGA:.1f} GB/s",
-            f"{profile.max_nbytes / 2**20:,.0f} MiB" if profile.max_nbytes else "drafts",
-        ]
-        for profile, read, hello in zip(
-            pipeline.ranks, found.read_bytes_per_s, found.hellos, strict=True
-        )
-    ]
-    parts = [markdown_table(head, ranks, left={"host", "kernels"})]
-    links = [
-        [f"{i} and {j}", f"{1e6 * link.latency_s:,.0f} us", f"{link.bytes_per_s / _MEGA:,.0f} MB/s"]
-        for (i, j), link in sorted(pipeline.links.items())
-    ]
-    if links:
-        parts.append(markdown_table(["ranks", "latency", "bandwidth"], links, left={"ranks"}))
-    rows = [
-        [
-            each.kind + (", redrafting" if each.strategy.redrafts else ""),
-            str(each.strategy.n_draft),
-            str(each.strategy.n_flight),
-            ",".join(str(len(layers)) for layers in each.split.ranges),
-            f"{each.tokens_per_s:.2f}",
-        ]
-        for each in expected
-    ]
-    head = ["strategy", "drafts", "runs", "layers", "t/s"]
-    parts.append(markdown_table(head, rows, left={"strategy", "layers"}))
-    table, lines = describe(best.split)
-    parts.append(markdown_table([*table[0]], [[*row] for row in table[1:]], left={"HOST"}))
-    own = found.hellos[0]
-    lines = [
-        f"all have pyflow {own.version} and the same model, {own.model[:12]}",
-        f"drafts by {drafter}: {drafts.ms:.2f} ms each, {drafts.acceptance:.0%} of them accepted",
-        f"best: {best.kind}, {best.tokens_per_s:.2f} tokens per second",
-        *lines,
-    ]
-    parts.append("\n".join(lines))
-    return parts
-
-
-def _as_json(
-    found: Survey,
-    drafts: Drafts,
-    expected: list[Prediction],
-    best: Prediction,
-    who: dict[str, Any],
-) -> dict[str, Any]:
-    reads = found.read_bytes_per_s
-    return {
-        "ranks": [
-            {
-                **structs.asdict(profile),
-                "read_bytes_per_s": read,
-                "version": hello.version,
-                "model": hello.model,
-                "isa": hello.isa,
-                "device": hello.device,
-            }
-            for profile, read, hello in zip(found.pipeline.ranks, reads, found.hellos, strict=True)
-        ],
-        "links": [
-            {"from": i, "to": j, **structs.asdict(link)}
-            for (i, j), link in found.pipeline.links.items()
-        ],
-        "drafts": asdict(drafts) | who,
-        "strategies": [
-            {
-                "kind": each.kind,
-                "n_draft": each.strategy.n_draft,
-                "n_rows": each.strategy.n_rows,
-                "n_flight": each.strategy.n_flight,
-                "redrafts": each.strategy.redrafts,
-                "layers": [len(layers) for layers in each.split.ranges],
-                "tokens_per_s": each.tokens_per_s,
-                "chosen": each is best,
-            }
-            for each in expected
-        ],
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -32,8 +32,7 @@ RULES = (
     Rule("--draft-len", forbids=[f"{_FLAG} auto"], advice="auto chooses it; name a strategy"),
     Rule("--draft-rank", needs=["--draft-model"]),
     Rule("--layout", forbids=["--stages"], advice="members are ranks: use 'pyflow cluster run'"),
-    Rule("--layout", forbids=[f"{_FLAG} auto"], advice="name a strategy"),
-    Rule("--layout", forbids=["--layers auto"], advice="groups are not measured; give numbers"),
+    Rule("--layout auto", forbids=["--layers"], advice="auto chooses both"),
     Rule("--numa", forbids=[_FLAG], advice="start a rank per memory node"),
     Rule(
         "--gpu-layers",
@@ -52,8 +51,8 @@ class PipelineOptions:
     stages: int | None
     """Stages in this process; None: ranks, which are other processes."""
     layers: list[int] | str | None
-    layout: tuple[int, int] | None
-    """Stages, and ranks that share each."""
+    layout: tuple[int, int] | Literal["auto"] | None
+    """Stages, and ranks that share each; auto: the fastest."""
     draft_len: int | None
     draft_ranks: Sequence[int]
     tuning: Mapping[str, float | bool]
@@ -93,13 +92,15 @@ def _layers(
 
 def _layout(
     ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[int, int] | None:
-    if value is None:
-        return None
+) -> tuple[int, int] | Literal["auto"] | None:
+    if value is None or value == AUTO:
+        return None if value is None else "auto"
     parts = value.split("x")
     if len(parts) != 2 or not all(part.isdecimal() and 0 < len(part) < 5 for part in parts):
         raise click.BadParameter(
-            f"expected stages x members, as in 1x2 or 2x2, found {value!r:.40}", ctx, param
+            f"expected auto, or stages x members as in 1x2 or 2x2, found {value!r:.40}",
+            ctx,
+            param,
         )
     stages, members = map(int, parts)
     if not (stages and members):
@@ -146,8 +147,9 @@ pipelines = grouped(
     option(
         "--layout",
         "Over ranks: S stages, each shared by M ranks, which have some rows of every matrix and "
-        "make each token faster; as in 1x2 or 2x2. --layers then counts stages.",
-        metavar="SxM",
+        "make each token faster; as in 1x2 or 2x2. --layers then counts stages. auto: measure, "
+        "and take the fastest.",
+        metavar="SxM|auto",
         callback=_layout,
     ),
     option(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyflow import _core
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.model import PipelinedModel
+    from pyflow.cluster.mpi.groups import Roles
     from pyflow.cluster.mpi.layers import Splitter
     from pyflow.cluster.mpi.transport import World
     from pyflow.cluster.run.drafts import PipelineDrafter
@@ -89,7 +90,7 @@ class PipelineRun:
         if len(numbers.left) < numbers.n_first:
             self.layers = AUTO if isinstance(self.layers, list) else self.layers
             return  # stages of one rank: the layout no longer fits
-        if self.options.layout is not None:
+        if self.options.layout is not None and self.options.layout != "auto":
             stages, self.n_members = self.options.layout
             n = len(numbers.left) - len(self.drafters)
             if n != stages * self.n_members:
@@ -129,23 +130,35 @@ class PipelineRun:
         with ExitStack() as stack:
             drafter, strategy, layers = self._decided(files, n_threads, n_ctx, stack)
             make: Callable[..., PipelinedModel]
-            drafts: PipelineDrafter | Sequence[int] | None = drafter
             if self.options.stages is not None:
                 make = partial(in_threads, n_stages=self.options.stages)
             else:
                 self.is_open = True
-                make = partial(over_ranks, open_device=self.open_device)
-                drafts = self.drafters or drafter
+                make = partial(over_ranks, open_device=self.open_device, roles=self.roles)
             model = make(
                 files,
                 strategy=strategy,
                 layers=layers,
                 n_threads=n_threads,
-                drafter=drafts,
+                drafter=drafter,
                 n_ctx=n_ctx,
                 cache_type=cache_type,
             )
             yield stack.enter_context(model)
+
+    @property
+    def _layout(self) -> tuple[int, int] | Literal["auto"] | None:
+        layout = self.options.layout
+        if layout == "auto":
+            return layout
+        return None if self.n_members == 1 else layout
+
+    @property
+    def roles(self) -> Roles:
+        """What ranks do: known to all of them before they meet."""
+        from pyflow.cluster.mpi.groups import Roles
+
+        return Roles(self.drafters, self._layout is not None)
 
     def open_device(self, checkpoint: Checkpoint) -> StageDevice | None:
         """The device that the file of hosts, or --gpu-rank, gives to this rank's layers."""
@@ -237,6 +250,7 @@ class PipelineRun:
             given=split,
             drafts=None if self.options.strategy == "iterative" else measured,
             tell=lambda line: click.echo(line, err=True),
+            layout=self._layout,
         )
         return drafter, self.automatic.strategy, self.automatic.layers
 
@@ -251,8 +265,6 @@ class PipelineRun:
         from pyflow.cluster.mpi.layers import by_count, given
 
         layers = self.layers or (EVEN if self.options.stages else AUTO)
-        if self.n_members > 1 and self.layers is None:
-            layers = EVEN  # groups are not measured
         if isinstance(layers, list):
             return given(layers)
         return None if layers == AUTO else by_count

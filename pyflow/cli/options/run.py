@@ -232,7 +232,6 @@ def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], An
 def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
     """Works for rank 0, and prints nothing."""
     from pyflow import _core, catalogue
-    from pyflow.cluster.mpi.groups import Roles
     from pyflow.cluster.mpi.pipeline import serve
     from pyflow.cluster.run.stage import ModelStage
     from pyflow.engine.model_files import ModelFiles
@@ -263,7 +262,7 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
         make=functools.partial(ModelStage, heads=open_heads),
         quantize=run.quantize,
         overrides=run.overrides,
-        roles=Roles(drafters, pipeline.n_members),
+        roles=pipeline.roles,
         drafts=open_drafts if world.rank in drafters else None,
         open_device=pipeline.open_device,
     )

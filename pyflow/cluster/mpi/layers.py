@@ -8,11 +8,12 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from pyflow.cluster.wire.messages import Hello
+from pyflow.cluster.wire.surveys import Group
 from pyflow.errors import ShapeError
 from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from pyflow.cluster.mpi.survey import Survey
+    from pyflow.cluster.planning.survey import Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,21 @@ class Ranks:
     drafters: Sequence[int] = ()
 
 
-# The layers of each rank.
-Splitter: TypeAlias = Callable[[Ranks], Sequence[range]]
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """layers: of each rank. groups: ranks that share those of their first one."""
+
+    layers: Sequence[range]
+    groups: Sequence[Group] = ()
+
+
+# The layers of each rank, possibly with groups.
+Splitter: TypeAlias = Callable[[Ranks], Sequence[range] | Placement]
+
+
+def placement(found: Sequence[range] | Placement) -> Placement:
+    """What a splitter has found, without groups if it knows none."""
+    return found if isinstance(found, Placement) else Placement(found)
 
 
 def by_count(ranks: Ranks) -> list[range]:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from pyflow import _core, formats
-from pyflow.cluster.run.stage import Sizes, context_sizes
+from pyflow.cluster.mpi.layers import Placement
+from pyflow.cluster.run.stage import Membership, Sizes, context_sizes
 from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.supervise.lifeline import RankReporter
 from pyflow.cluster.wire.messages import Setup
+from pyflow.cluster.wire.surveys import Group
 from pyflow.engine.offload import StageDevice
+from pyflow.errors import UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
@@ -29,10 +32,30 @@ def beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
     return drafters[at - 1] if at else None, [*drafters, 0][at + 1]
 
 
-def setup_of(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
+def setup_of(spec: ModelSpec, placed: Placement, sizes: Sizes) -> Setup:
     args = context_sizes(spec, sizes)
     filled = args["n_ctx"], args["n_seq_max"], args["n_batch"], args["cache_type"]
-    return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), *filled)
+    cuts = tuple(accumulate(map(len, placed.layers), initial=0))
+    return Setup(0, cuts, *filled, tuple(placed.groups))
+
+
+def group_of_rank(rank: int, setup: Setup) -> Group:
+    """Alone if it shares no stage."""
+    return next((group for group in setup.groups if rank in group.ranks), Group((rank,), (1,)))
+
+
+def place_of(
+    rank: int, group: Group, link: _core.Link | None, device: StageDevice | None
+) -> StageDevice | Membership | None:
+    """Where a rank's layers are. UnsupportedError: on a device, though it is one of a group."""
+    if link is None:
+        return device
+    if device is not None:
+        raise UnsupportedError(
+            f"rank {rank}: {device}: layers of a device cannot be shared by members; leave out "
+            "its gpu=, or --layout"
+        )
+    return Membership(link, group.speeds)
 
 
 def make_stage(
@@ -42,7 +65,7 @@ def make_stage(
     layers: range,
     pool: _core.ThreadPool,
     reporter: RankReporter,
-    place: StageDevice | _core.Link | None,
+    place: StageDevice | Membership | None,
 ) -> Stage | None:
     """A rank's stage; None if it holds no layers. place: as for `ModelStage`."""
     if not layers:

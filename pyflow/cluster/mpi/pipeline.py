@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace as evolve
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -15,12 +17,22 @@ from msgspec.structs import replace
 from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
-from pyflow.cluster.mpi.groups import NO_ROLES, Grouped, Meeting, Roles
+from pyflow.cluster.mpi.groups import NO_ROLES, Meeting, Roles
 from pyflow.cluster.mpi.handshake import check_ranges, hello
-from pyflow.cluster.mpi.layers import Ranks, Splitter
-from pyflow.cluster.mpi.parts import beside, make_stage, named, onward, setup_of, telling
+from pyflow.cluster.mpi.layers import Ranks, Splitter, placement
+from pyflow.cluster.mpi.parts import (
+    beside,
+    group_of_rank,
+    make_stage,
+    named,
+    onward,
+    place_of,
+    setup_of,
+    telling,
+)
 from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
-from pyflow.cluster.mpi.survey import Survey, Surveyor
+from pyflow.cluster.mpi.survey import Surveyor
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.drafts import OpenDrafts, by_models
 from pyflow.cluster.run.driver import DraftChannel
 from pyflow.cluster.run.stage import ModelStage, Sizes
@@ -75,7 +87,7 @@ def serve(
     asks the last. drafts: on a drafter, opens its models. open_device: of this rank's layers. The
     driver raises this rank's errors.
     """
-    drafters, meeting = roles.drafters, Meeting(roles)
+    drafters, meeting = roles.drafters, Meeting(roles.shares)
     endpoint = Endpoint(meeting.offer)
     rank, reporter = endpoint.rank, endpoint.reporter
     before, after = beside(rank, drafters)
@@ -98,7 +110,10 @@ def serve(
         reporter.at("waiting for the others")
         draft, send, take = models[-1] if models else None, endpoint.send, worker.take
         at = reporter.at
-        surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, draft, at, device)
+        linked = partial(meeting.link, endpoint) if roles.shares else None
+        surveyor = Surveyor(
+            rank, endpoint.size, send, take, checkpoint, pool, draft, at, device, linked
+        )
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the driver does without this rank
         elif models:
@@ -109,13 +124,16 @@ def serve(
                 worker.draft(drafter, after)
         else:
             worker.onward = onward(rank, setup.layers)
-            layers = setup.layers[leader := meeting.group(endpoint)[0]]
-            link = meeting.link(endpoint) if layers else None
-            stage = make_stage(make, checkpoint, setup, layers, pool, reporter, link or device)
+            group = group_of_rank(rank, setup)
+            layers = setup.layers[leader := group.ranks[0]]
+            link = meeting.link(endpoint, group.ranks) if layers else None
+            place = place_of(rank, group, link, device)
+            stage = make_stage(make, checkpoint, setup, layers, pool, reporter, place)
             worker.at = telling(reporter, named(layers))
             worker.at("waiting for a job")
             worker.work(stage, follows=leader != rank)
     endpoint.leave()
+    meeting.close()
     return endpoint.sent
 
 
@@ -142,13 +160,12 @@ class MpiPipeline(Closing):
         *,
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
-        drafters: Sequence[int] = (),
+        roles: Roles = NO_ROLES,
         open_device: OpenDevice = no_device,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """model: opened, or its path. pool, make, open_device: as for `serve`. layers: of each
-        rank, or their splitter, which may be `Grouped`. drafters: ranks that draft, the last one
-        for the driver.
+        """model: opened, or its path. pool, make, roles, open_device: as for `serve`. layers: of
+        each rank, or their splitter, which may make groups if stages may have members.
 
         Waits for all other ranks, but not for their weights.
 
@@ -156,8 +173,7 @@ class MpiPipeline(Closing):
         failed.
         """
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
-        n_members = layers.n_members if isinstance(layers, Grouped) else 1
-        meeting = Meeting(Roles(drafters, n_members))
+        drafters, meeting = roles.drafters, Meeting(roles.shares)
         self._endpoint = endpoint = Endpoint(meeting.offer)
         reporter = endpoint.reporter
         self._stages: list[int] = []
@@ -170,7 +186,7 @@ class MpiPipeline(Closing):
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
         # Also called when the pipeline is collected, and before the interpreter exits.
-        self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
+        self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox, meeting)
         try:
             reporter.at("opening the model")
             checkpoint = open_checkpoint(model) if isinstance(model, str | Path) else model
@@ -178,23 +194,26 @@ class MpiPipeline(Closing):
             send, take = endpoint.send, lambda: self._next(None)[1]
             device = open_device(checkpoint)
             surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool, device=device)
+            if roles.shares:
+                surveyor = evolve(surveyor, link=partial(meeting.link, endpoint))
             self.hellos = hellos = surveyor.greet()
 
             def measure() -> Survey:
                 reporter.at("measuring")
                 return surveyor.lead(sizes, drafters)
 
-            if callable(layers):
-                layers = layers(Ranks(hellos, spec, measure, drafters))
-            self.layers = ranges = layers
+            ranks = Ranks(hellos, spec, measure, drafters)
+            placed = placement(layers(ranks) if callable(layers) else layers)
+            self.layers = ranges = placed.layers
             check_ranges(ranges, hellos, spec.n_layers, drafters)
-            setup = setup_of(spec, ranges, sizes)
+            setup = setup_of(spec, placed, sizes)
             self._stages = [rank for rank, held in enumerate(ranges) if held]
             worker.onward = onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
-            link = meeting.link(endpoint) if ranges[0] else None
-            place = link or device
+            group = group_of_rank(0, setup)
+            link = meeting.link(endpoint, group.ranks) if ranges[0] else None
+            place = place_of(0, group, link, device)
             if own := make_stage(make, checkpoint, setup, ranges[0], pool, reporter, place):
                 threads.append(Thread(target=_work, args=(worker, own), daemon=True))
                 threads[0].start()
@@ -334,7 +353,11 @@ def _work(worker: Worker, stage: Stage) -> None:
 
 
 def _end(
-    endpoint: Endpoint, worker: Worker, threads: Sequence[Thread], inbox: SimpleQueue[_Item]
+    endpoint: Endpoint,
+    worker: Worker,
+    threads: Sequence[Thread],
+    inbox: SimpleQueue[_Item],
+    meeting: Meeting,
 ) -> None:
     for rank in range(endpoint.size):
         endpoint.send(rank, Goodbye(0))
@@ -343,4 +366,5 @@ def _end(
             worker.stop()  # again: a run that had just begun may have missed it
             thread.join(0.05)
     endpoint.leave()
+    meeting.close()  # not before: others may still look for this rank's memory
     inbox.put((0, PyflowError("the pipeline has been closed")))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar, Unpack
@@ -23,30 +24,30 @@ from msgspec import structs
 
 from pyflow import _core, catalogue, formats
 from pyflow.cluster.mpi.endpoint import Endpoint
+from pyflow.cluster.mpi.groups import Meeting
 from pyflow.cluster.mpi.handshake import check, hello
+from pyflow.cluster.planning.members import (
+    N_ROUNDS,
+    PAUSE_S,
+    SIZES,
+    Gathers,
+    fitted,
+    sharing_of,
+)
 from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.drafts import OpenDrafts
 from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.worker import Worker, raised, unexpected
-from pyflow.cluster.wire.messages import (
-    Failure,
-    Goodbye,
-    Hello,
-    Link,
-    Measure,
-    Measured,
-    Message,
-    Ping,
-    Profile,
-)
+from pyflow.cluster.wire.messages import Failure, Goodbye, Hello, Message
+from pyflow.cluster.wire.surveys import Gather, Gathered, Link, Measure, Measured, Ping, Profile
 from pyflow.engine.offload import OpenDevice, StageDevice, no_device
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
 
 if TYPE_CHECKING:
-    from pyflow.cluster.planning.predict import Drafts
     from pyflow.engine.loaded import LoadedModel
 
 _Kind = TypeVar("_Kind")
@@ -58,30 +59,12 @@ _BY_REFERENCE = 1e18  # bytes per second, if nothing is copied
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """The measurement. read_bytes_per_s, hellos: by rank.
-
-    draft_ms: per drafted token, if another rank than 0 drafts.
-    """
-
-    pipeline: ClusterProfile
-    read_bytes_per_s: tuple[float, ...]
-    hellos: tuple[Hello, ...] = ()
-    draft_ms: float | None = None
-
-    def drafts(self, drafts: Drafts | None) -> Drafts | None:
-        """The same drafts with their measured time."""
-        if drafts is None or self.draft_ms is None:
-            return drafts
-        return replace(drafts, ms=self.draft_ms)
-
-
-@dataclass(frozen=True, slots=True)
 class Surveyor:
     """One rank of a survey.
 
     send: to a rank. take: waits for the next message to this one. draft: this rank's draft model,
-    if it only drafts. at: reports a phase. device: of this rank's layers.
+    if it only drafts. at: reports a phase. device: of this rank's layers. link: to the others of
+    some ranks, by a number; None: no stage is shared.
     """
 
     rank: int
@@ -93,6 +76,7 @@ class Surveyor:
     draft: LoadedModel | None = None
     at: Callable[[str], None] = lambda _: None
     device: StageDevice | None = None
+    link: Callable[[Sequence[int], int], _core.Link | None] | None = None
 
     def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
         """On rank 0: measures all ranks, while the others `assist`. sizes: of the future caches.
@@ -122,8 +106,48 @@ class Surveyor:
         costs, n_scratch = layer_costs(self.checkpoint, spec, self.pool, sizes)
         ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
         reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
-        pipeline = ClusterProfile(ranks, links, costs, drafter)
-        return Survey(pipeline, reads, draft_ms=profiles[drafter].draft_ms if drafter else None)
+        sharing, gathers = None, None
+        workers = [rank.rank for rank in ranks if rank.rank not in drafters]
+        if self.link and len(workers) > 1 and not any(rank.device for rank in ranks):
+            sharing = sharing_of(self.checkpoint, spec, self.pool)
+            gathers = self._gathers(workers) if sharing else None
+        return Survey(
+            ClusterProfile(ranks, links, costs, drafter),
+            reads,
+            draft_ms=profiles[drafter].draft_ms if drafter else None,
+            sharing=sharing,
+            gathers=gathers,
+        )
+
+    def _gathers(self, workers: Sequence[int]) -> Gathers:
+        """Of all neighbours, in two turns, and of all together."""
+        turns = [
+            [workers[i : i + 2] for i in range(first, len(workers) - 1, 2)] for first in (0, 1)
+        ]
+        if len(workers) > 2:
+            turns.append([workers])
+        found: dict[tuple[int, ...], Sequence[float]] = {}
+        for number, groups in enumerate(turns, start=1):
+            for rank in (rank for group in groups for rank in group if rank != self.rank):
+                (group,) = (group for group in groups if rank in group)
+                self.send(rank, Gather(0, number, tuple(group)))
+            if groups and groups[0][0] == self.rank:
+                found[tuple(groups[0])] = self._rounds(groups[0], number)
+            while not all(tuple(group) in found for group in groups):
+                gathered = self._expect(Gathered)
+                found[gathered.ranks] = gathered.seconds
+        return fitted(found)
+
+    def _rounds(self, ranks: Sequence[int], number: int) -> list[float]:
+        """Median seconds of rounds of each size."""
+        link = self.link(ranks, number) if self.link else None
+        if link is None:
+            raise PyflowError(f"rank {self.rank}: expected to share stages; use the same options")
+        link.meet(b"rounds")
+        return [
+            statistics.median(link.time_rounds(nbytes // len(ranks), N_ROUNDS, PAUSE_S))
+            for nbytes in SIZES
+        ]
 
     def greet(self) -> tuple[Hello, ...]:
         """On rank 0: the Hello of every rank.
@@ -157,6 +181,10 @@ class Surveyor:
                         self.device,
                     )
                     self.send(0, profile)
+                case Gather():
+                    seconds = self._rounds(message.ranks, message.number)
+                    if message.ranks[0] == self.rank:
+                        self.send(0, Gathered(0, message.ranks, tuple(seconds)))
                 case Measure():
                     self.send(0, Measured(0, self.rank, message.to, self._link(message.to)))
                 case _:
@@ -255,7 +283,8 @@ def survey(
     rank's layers. Rank 0 raises the errors of all ranks, and differences in version or model
     between them.
     """
-    endpoint = Endpoint()
+    meeting = Meeting(shares=True)
+    endpoint = Endpoint(meeting.offer)
     rank, reporter = endpoint.rank, endpoint.reporter
     worker = Worker(rank, reporter.host, 0, endpoint.send)
     endpoint.start(worker.deliver)
@@ -273,6 +302,7 @@ def survey(
             pool,
             draft,
             device=device,
+            link=partial(meeting.link, endpoint),
         )
 
     try:
@@ -292,3 +322,4 @@ def survey(
             for other in range(1, endpoint.size):
                 endpoint.send(other, Goodbye(0))
         endpoint.leave()
+        meeting.close()

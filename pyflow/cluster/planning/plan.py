@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
 from pyflow.arguments import one_of, whole
-from pyflow.cluster.wire.messages import Link, RankProfile
+from pyflow.cluster.wire.surveys import Link, RankProfile
 from pyflow.errors import ResourceError, ShapeError
 
 Objective: TypeAlias = Literal["latency", "throughput"]
@@ -66,6 +66,7 @@ class ClusterProfile:
         for profile in self.ranks:
             _at_least(1e-6, f"{profile}: ms of a layer", *profile.layer_ms)
             _at_least(0, f"{profile}: ms of its ends", profile.embedding_ms, profile.head_ms)
+            _at_least(0, f"{profile}: ms of a run", profile.run_ms)
         for pair, link in self.links.items():
             _at_least(0, f"link {pair}: latency_s", link.latency_s)
             _at_least(1, f"link {pair}: bytes_per_s", link.bytes_per_s)
@@ -217,8 +218,10 @@ def _costs(
         growth = profile.layer_ms[n_rows - 1] / profile.layer_ms[0]
         return (
             max(0, nbytes(part) - profile.max_nbytes),
-            row[i][b] - row[i][a] + round(_NS * (ends_ms + (first + last) * from_first_ms[i])),
-            run[i][b] - run[i][a] + round(_NS * ends_ms * growth),
+            row[i][b]
+            - row[i][a]
+            + round(_NS * (ends_ms + profile.run_ms + (first + last) * from_first_ms[i])),
+            run[i][b] - run[i][a] + round(_NS * (ends_ms * growth + profile.run_ms)),
         )
 
     def hop(i: int, j: int) -> _Cost:

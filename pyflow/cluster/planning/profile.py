@@ -21,7 +21,7 @@ from pyflow import _core
 from pyflow.cluster.planning.plan import LayerCosts
 from pyflow.cluster.planning.predict import LOOKUP_MS, PRIORS, Drafts
 from pyflow.cluster.run.stage import Sizes, context_sizes
-from pyflow.cluster.wire.messages import Profile, RankProfile
+from pyflow.cluster.wire.surveys import Profile, RankProfile
 from pyflow.engine.memory import available_nbytes
 from pyflow.engine.offload import StageDevice
 from pyflow.formats import Checkpoint

@@ -24,7 +24,8 @@ from pyflow.cluster.planning.virtual import (
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
-from pyflow.cluster.wire.messages import Frame, Link
+from pyflow.cluster.wire.messages import Frame
+from pyflow.cluster.wire.surveys import Link
 
 _INSTANT = Link(0.0, 1e18)
 # Texts among which `typical_seeds` sorts.

@@ -24,11 +24,11 @@ from pyflow.cluster.wire.messages import (
     Drafted,
     DraftRequest,
     Frame,
-    Link,
     Message,
     Result,
     Run,
 )
+from pyflow.cluster.wire.surveys import Link
 from pyflow.errors import PyflowError
 
 

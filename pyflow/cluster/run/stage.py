@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias, TypedDict, Unpack
 
@@ -27,6 +28,15 @@ OpenHeads: TypeAlias = "Callable[[ModelStage], _core.Heads | None]"
 
 def no_heads(_: ModelStage) -> _core.Heads | None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Of a stage in a group. link: to the other members. speeds: of all, to which their rows are in
+    proportion; none: they are alike."""
+
+    link: _core.Link
+    speeds: Sequence[int] = ()
 
 
 class Sizes(TypedDict, total=False):
@@ -61,18 +71,20 @@ class ModelStage:
         layers: range,
         pool: _core.ThreadPool,
         sampling: SamplingParams,
-        place: StageDevice | _core.Link | None = None,
+        place: StageDevice | Membership | None = None,
         heads: OpenHeads = no_heads,
         **sizes: Unpack[Sizes],
     ) -> None:
         """sampling: with a seed, the same for all stages; the last one draws. place: a device for
-        the layers, as far as their blocks can run there; or the link to the other members of a
-        group. heads: of the last stage, which guesses by them.
+        the layers, as far as their blocks can run there; or its membership of a group. heads: of
+        the last stage, which guesses by them.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
         device = place if isinstance(place, StageDevice) else None
-        link = place if isinstance(place, _core.Link) else None
+        member = place if isinstance(place, Membership) else None
+        link = None if member is None else member.link
+        speeds = () if member is None else tuple(member.speeds)
         self._is_first = layers.start == 0
         self._is_last = layers.stop == spec.n_layers
         self.checkpoint, self.spec, self.pool = checkpoint, spec, pool
@@ -83,11 +95,12 @@ class ModelStage:
             pack_as=checkpoint.pack_as,
             offload=None if device is None else device.native(len(layers)),
             member=(0, 1) if link is None else (link.number, link.size),
+            speeds=speeds if len(set(speeds)) > 1 else (),
         )
         args = context_sizes(spec, sizes)
         self._native = _core.Context(self.stage, **args, link=link)
         self._link, self._has_met = link, False
-        self._plan = repr((layers, sorted(args.items()), self.stage.prefill)).encode()
+        self._plan = repr((layers, speeds, sorted(args.items()), self.stage.prefill)).encode()
         self._heads = heads(self) if self._is_last else None
         self._lock = Lock()
         self._reset(sampling)

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, Unpack, runtime_checkable
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.cluster.run.stage import ModelStage, OpenHeads, Sizes, no_heads
+from pyflow.cluster.run.stage import Membership, ModelStage, OpenHeads, Sizes, no_heads
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
 from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import LinkError, PyflowError
@@ -96,7 +96,7 @@ def local_groups(
                 layers=held,
                 pool=_core.ThreadPool(n_threads),
                 sampling=sampling,
-                place=link,
+                place=Membership(link),
                 **sizes,
             )
             for link in _core.Link.threads(n_members)

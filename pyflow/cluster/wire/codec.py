@@ -34,22 +34,22 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pyflow.cluster.wire.messages import (
-    I32_MAX,
     MAX_TOKENS,
     Begin,
     Drafted,
     DraftRequest,
     Frame,
     Message,
-    Ping,
     Questions,
     Result,
     Run,
     Setup,
 )
+from pyflow.cluster.wire.parts import I32_MAX
+from pyflow.cluster.wire.surveys import Ping
 from pyflow.errors import PyflowError
 
-VERSION = 14  # of the bytes: change it with any field of a message
+VERSION = 15  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"
@@ -240,6 +240,8 @@ def _check(message: Message, n_rows: int, n_columns: int) -> None:
         case Setup():
             for low, high in pairwise(message.cuts):
                 _within("Setup.cuts, each not below the one before", high, low, I32_MAX)
+            for group in message.groups:
+                _within("length of Group.speeds", len(group.speeds), len(group.ranks))
     if type(message) in _ROWS and n_rows:
         _within(f"columns of {kind}.{_ROWS[type(message)]}", n_columns, 1, MAX_EMBD)
     else:

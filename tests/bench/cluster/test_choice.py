@@ -13,7 +13,7 @@ from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, candidates, choose, predictions
 from pyflow.cluster.planning.simulation import cluster_times, simulate
 from pyflow.cluster.run.strategy import Strategy
-from pyflow.cluster.wire.messages import RankProfile
+from pyflow.cluster.wire.surveys import RankProfile
 
 pytestmark = pytest.mark.slow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.cluster.planning.members import rounds_of
 from pyflow.errors import CancelledError, LinkError, ShapeError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
@@ -33,7 +35,14 @@ class Sharing:
     """The same calls on one process and on members, each of which has a thread of its own."""
 
     def __init__(
-        self, file: _core.Checkpoint, spec: ModelSpec, n: int, cache_type: str = "f16", **more: Any
+        self,
+        file: _core.Checkpoint,
+        spec: ModelSpec,
+        n: int,
+        cache_type: str = "f16",
+        *,
+        speeds: Sequence[int] = (),
+        **more: Any,
     ) -> None:
         self.spec, self.n = spec, n
         self.links = _core.Link.threads(n)
@@ -42,7 +51,7 @@ class Sharing:
         # Each has a pool of its own, for members wait for each other within a step.
         pools = [_core.ThreadPool(1 + m % 2, False) for m in range(n)]
         self.stages = [
-            _core.Stage(file, spec.stage(), pool, member=(m, n), **more)
+            _core.Stage(file, spec.stage(), pool, member=(m, n), speeds=speeds, **more)
             for m, pool in enumerate(pools)
         ]
         self.members = [
@@ -88,10 +97,13 @@ class Sharing:
             n = block.n_kv_heads
             start = max(0, end - block.window + 1) if block.window else 0
             whole = self.one.read_cells(layer, seq, start, end).reshape(end - start, 2, n, -1)
+            after = 0
             for m, each in enumerate(self.members):
                 found = each.read_cells(layer, seq, start, end)
                 n_own = found.size // (whole.size // n)
-                first = n * m // self.n if self.n <= n else _kv_head(m, self.n, n)
+                first = after if self.n <= n else _kv_head(m, self.n, n)
+                after += n_own
+                assert n_own
                 own = whole[:, :, first : first + n_own]
                 assert found.reshape(own.shape).tobytes() == own.tobytes(), (layer, m)
 
@@ -143,6 +155,39 @@ def test_heads_are_shared_where_kv_heads_are_few(
         around(t, "1/", ffn(t, "1/")),
     )
     scenario(Sharing(write(tmp_path / "tiny.safetensors", t), spec, n))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unequal_members_have_the_bits_of_one_process(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    name = ["everything", "shared_expert", "interleaved_heads"][seed % 3]
+    spec, _, file = built(name, tmp_path)
+    n = rng.randint(2, min(4, *(b.n_heads for b in caching(spec) if isinstance(b, Attention))))
+    speeds = [rng.choice([1, 30, 250, 1000]) for _ in range(n)]
+    scenario(Sharing(file, spec, n, speeds=speeds))
+
+
+def test_members_have_rows_in_proportion_to_their_speeds(tmp_path: Path) -> None:
+    t = Draft()
+    spec = t.spec(around(t, "0/", attention(t, "0/", 8, 8)), around(t, "1/", ffn(t, "1/")))
+    of = Sharing(write(tmp_path / "tiny.safetensors", t), spec, 2, speeds=[3000, 1000])
+    assert of.stages[0].weight_bytes > 1.8 * of.stages[1].weight_bytes
+    scenario(of)
+
+
+@pytest.mark.parametrize("name", [*TINY, *HOST_ONLY])
+def test_rounds_and_bytes_are_those_that_the_planner_counts(name: str, tmp_path: Path) -> None:
+    spec, _, file = built(name, tmp_path)
+    of = Sharing(file, spec, 2)
+    before = [link.gathers for link in of.links]
+    n_rows, n_logits = 5, 2
+    at = np.arange(n_rows, dtype=np.int32)
+    of.each(lambda c: c.forward(TOKENS[:n_rows], at, 0, at[:n_logits]))
+    rounds = [r for layer in spec.layers for block in layer for r in rounds_of(block, spec.n_embd)]
+    total = n_rows * (sum(rounds) + 4 * spec.n_embd) + n_logits * 4 * spec.n_vocab
+    n, nbytes = zip(*(link.gathers for link in of.links), strict=True)
+    assert {after - b[0] for after, b in zip(n, before, strict=True)} == {len(rounds) + 2}
+    assert sum(nbytes) - sum(b[1] for b in before) == total  # each piece goes to one other member
 
 
 @pytest.mark.parametrize("pack_as", ["Q8_0", "Q4_0"])
@@ -247,6 +292,9 @@ def test_what_members_cannot_share_is_refused(tmp_path: Path) -> None:
         _core.Stage(file, spec.stage(), POOL, member=(0, 9))
     with pytest.raises(ShapeError, match="expected a member below 2"):
         _core.Stage(file, spec.stage(), POOL, member=(2, 2))
+    for speeds in ([1], [0, 1], [1, 2_000_000]):
+        with pytest.raises(ShapeError, match="speeds: expected one from 1"):
+            _core.Stage(file, spec.stage(), POOL, member=(0, 2), speeds=speeds)
     member = _core.Stage(file, spec.stage(), POOL, member=(0, 2))
     with pytest.raises(ShapeError, match="expected a link of member 0 of 2"):
         context(member, "f16")

@@ -13,12 +13,12 @@ from pyflow.cluster.automatic import Automatic, Chooser
 from pyflow.cluster.model import in_threads
 from pyflow.cluster.mpi.handshake import check_ranges
 from pyflow.cluster.mpi.layers import Ranks, by_count, given
-from pyflow.cluster.mpi.survey import Survey
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, choose, predictions
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
-from pyflow.cluster.wire.messages import Link, RankProfile
+from pyflow.cluster.wire.surveys import Link, RankProfile
 from pyflow.errors import ResourceError, ShapeError
 from pyflow.speculate.stats import PipelineStats
 
@@ -45,7 +45,7 @@ def ranks(*ms: float, nbytes: Sequence[int] = (), growth: float = 0.05) -> Ranks
 
 
 def decided(wish: Automatic, ranks: Ranks) -> list[int]:
-    return [len(layers) for layers in wish.layers(ranks)]
+    return [len(layers) for layers in wish.layers(ranks).layers]
 
 
 def flood(_: int) -> Strategy:

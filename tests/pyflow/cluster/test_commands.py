@@ -209,9 +209,12 @@ def test_ranks_share_stages(run: Run, start: Start, smollm2: str) -> None:
     for n, layout, args in (("3", "1x2", [*one, "--draft-rank", "-1"]), ("4", "2x2", two)):
         done = start(0, "cluster", "run", "-n", n, "--layout", layout, "--", *args)
         assert (done.returncode, done.stdout) == (0, plain), done.stderr
+    for n, layout in ((2, "1x2"), (3, "auto")):
+        done = start(n, *answer(smollm2, "--pipeline", "auto"), "--layout", layout)
+        assert (done.returncode, done.stdout) == (0, plain), done.stderr
+        assert re.search(r"layers [0-9,]+( of layout 1x[23])?, measured in ", done.stderr)
     done = start(3, *two, "--layout", "1x2")
-    assert done.returncode == 2
-    assert "--layout 1x2: expected 2 ranks with layers, found 3" in done.stderr
+    assert (done.returncode, "1x2: expected 2 ranks with layers, found 3" in done.stderr) == (2, 1)
 
 
 def test_far_more_threads_than_cpus_are_told(run: Run, smollm2: str) -> None:

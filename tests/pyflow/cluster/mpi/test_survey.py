@@ -12,7 +12,8 @@ import pytest
 
 from pyflow import _core, formats
 from pyflow.cluster.mpi.survey import Surveyor
-from pyflow.cluster.wire.messages import Goodbye, Measure, Measured, Message, Ping, Profile
+from pyflow.cluster.wire.messages import Goodbye, Message
+from pyflow.cluster.wire.surveys import Measure, Measured, Ping, Profile
 
 Ranks = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -51,6 +52,14 @@ def test_the_check_of_a_cluster_tells_ranks_links_and_strategies(
     assert set(strategies) == {"iterative", "speculative", "pipeinfer"}
     assert all(sum(each["layers"]) == 30 for each in strategies.values())
     assert [each["chosen"] for each in strategies.values()].count(True) == 1
+    assert {(pair["from"], pair["to"]) for pair in found["gathers"]["pairs"]} == {(0, 1), (1, 2)}
+    assert all(pair["latency_s"] > 0 for pair in found["gathers"]["pairs"])
+    layouts = {each["layout"]: each for each in found["layouts"]}
+    assert set(layouts) == {"3x1", "1x2", "1x3"}
+    assert [each["ranks"] for each in layouts["1x3"]["groups"]] == [[0, 1, 2]]
+    assert [each["chosen"] for each in layouts.values()] == [True, False, False]
+    speeds = [each["tokens_per_s"] for each in layouts.values()]
+    assert speeds == sorted(speeds, reverse=True)
 
 
 @pytest.mark.usefixtures("mpiexec")

@@ -21,7 +21,7 @@ from pyflow.cluster.planning.plan import (
     evaluate_split,
     split,
 )
-from pyflow.cluster.wire.messages import Link, RankProfile
+from pyflow.cluster.wire.surveys import Link, RankProfile
 from pyflow.errors import ResourceError, ShapeError, UnsupportedError
 
 PLENTY = 10**12

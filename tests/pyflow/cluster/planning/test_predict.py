@@ -17,7 +17,7 @@ from pyflow.cluster.planning.predict import (
 )
 from pyflow.cluster.planning.simulation import cluster_times, simulate
 from pyflow.cluster.run.strategy import iterative, pipeinfer, speculative
-from pyflow.cluster.wire.messages import Link, RankProfile
+from pyflow.cluster.wire.surveys import Link, RankProfile
 from pyflow.errors import ResourceError
 
 FAST = Link(1e-6, 1e12)

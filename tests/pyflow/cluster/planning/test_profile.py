@@ -13,7 +13,7 @@ import pyflow
 from pyflow import _core, formats
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, evaluate_split
 from pyflow.cluster.planning.profile import N_ROWS, layer_costs, profile_rank, shared
-from pyflow.cluster.wire.messages import RankProfile
+from pyflow.cluster.wire.surveys import RankProfile
 from pyflow.engine.loaded import plan
 from pyflow.specs import build_spec
 

@@ -11,7 +11,8 @@ from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.wire.messages import Drafted, DraftRequest, Link
+from pyflow.cluster.wire.messages import Drafted, DraftRequest
+from pyflow.cluster.wire.surveys import Link
 
 N_PROMPT, N_TEXT, STAGE_S, DRAFT_S = 10, 20, 0.5, 0.125
 

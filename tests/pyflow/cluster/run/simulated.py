@@ -14,14 +14,8 @@ from pyflow.cluster.planning.virtual import ClusterTimes, Trace, VirtualPipeline
 from pyflow.cluster.run.job import Done, Emit, Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.wire.messages import (
-    Cancel,
-    Drafted,
-    DraftRequest,
-    Frame,
-    Link,
-    Result,
-)
+from pyflow.cluster.wire.messages import Cancel, Drafted, DraftRequest, Frame, Result
+from pyflow.cluster.wire.surveys import Link
 
 PROMPT = list(range(100, 140))
 NAMED = {

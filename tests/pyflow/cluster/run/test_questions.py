@@ -21,11 +21,11 @@ from pyflow.cluster.wire.messages import (
     Answers,
     Drafted,
     DraftRequest,
-    Link,
     Questions,
     Result,
     Share,
 )
+from pyflow.cluster.wire.surveys import Link
 from pyflow.errors import PyflowError
 from pyflow.speculate.drafters.jacobi import Jacobi
 from pyflow.speculate.drafters.lookahead import Lookahead

@@ -30,20 +30,25 @@ from pyflow.cluster.wire.messages import (
     Goodbye,
     Guessed,
     Hello,
-    Link,
-    Measure,
-    Measured,
     Message,
-    Ping,
-    Profile,
     Pulse,
     Questions,
-    RankProfile,
     Remove,
     Result,
     Run,
     Setup,
     Share,
+)
+from pyflow.cluster.wire.surveys import (
+    Gather,
+    Gathered,
+    Group,
+    Link,
+    Measure,
+    Measured,
+    Ping,
+    Profile,
+    RankProfile,
 )
 from pyflow.sampling import SamplingParams
 
@@ -56,7 +61,8 @@ OPS = (Share(0, 3, 98, 100), Remove(2, 99, -1), Accept((11, 12)))
 SAMPLING = SamplingParams(
     temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
 )
-PROFILED = RankProfile(2, "ålesund", (1.5, 1.75), 2**40, embedding_ms=0.0, head_ms=3.25)
+PROFILED = RankProfile(2, "ålesund", (1.5, 1.75), 2**40, embedding_ms=0.0, head_ms=3.25, run_ms=0.5)
+SHARED = Setup(0, (0, 30, 30), 4096, 9, 128, "f16", (Group((0, 1), (1000, 250)),))
 SAMPLES: dict[str, Message] = {
     "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
@@ -79,6 +85,9 @@ SAMPLES: dict[str, Message] = {
     "goodbye": Goodbye(2**32 - 1),
     "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
     "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", "bf16"),
+    "setup, shared": SHARED,
+    "gather": Gather(0, 3, (1, 2)),
+    "gathered": Gathered(0, (1, 2), (1e-6, 2.5e-6, 0.0)),
     "setup": Setup(0, (0, 10, 10, 30), 4096, 9, 128, "q8_0"),
     "begin": Begin(4, SAMPLING, 3, 99),
     "begin, cut": Begin(4, SAMPLING, 3, 99, Cut(7, 12)),
@@ -189,7 +198,13 @@ DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 MS, RATES = st.floats(0, 1e12), st.floats(1, 1e30)
 LAYER_MS = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=9).map(tuple)
-PROFILES = st.builds(RankProfile, I32, NAMES, LAYER_MS, NUMBERS, MS, MS)
+PROFILES = st.builds(RankProfile, I32, NAMES, LAYER_MS, NUMBERS, MS, MS, NAMES, MS)
+RANKS = st.lists(I32, min_size=1, max_size=5).map(tuple)
+GROUPS = RANKS.flatmap(
+    lambda ranks: st.tuples(*[st.integers(1, 1_000_000)] * len(ranks)).map(
+        lambda speeds: Group(ranks, speeds)
+    )
+)
 ROWS = st_numpy.arrays(
     np.float32, st.tuples(st.integers(1, 5), st.integers(1, 7)), elements=st.floats(width=32)
 )
@@ -222,6 +237,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
         SIZES,
         SIZES,
         st.sampled_from(["f16", "q8_0"]),
+        st.lists(GROUPS, max_size=3).map(tuple),
     ),
     Begin: st.builds(
         Begin,
@@ -236,6 +252,10 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Profile: st.builds(Profile, EPOCHS, PROFILES, RATES, MS),
     Measure: st.builds(Measure, EPOCHS, I32),
     Ping: st.builds(Ping, EPOCHS, I32, ROWS, st.booleans()),
+    Gather: st.builds(Gather, EPOCHS, st.integers(0, 15), RANKS),
+    Gathered: st.builds(
+        Gathered, EPOCHS, RANKS, st.lists(st.floats(0, 1e12), min_size=1, max_size=4).map(tuple)
+    ),
     Measured: st.builds(Measured, EPOCHS, I32, I32, st.builds(Link, st.floats(0, 1e6), RATES)),
 }
 

@@ -21,11 +21,11 @@ from pyflow.cluster.wire.messages import (
     Frame,
     Goodbye,
     Hello,
-    Ping,
     Questions,
     Result,
     Share,
 )
+from pyflow.cluster.wire.surveys import Ping
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 
