@@ -28,7 +28,7 @@ _N_ADDRESSES = 8
 _GREETING = struct.Struct("<16sHH")  # key, member, number of the link
 _DIAL_S, _AGAIN_S = 2.0, 0.02
 # Of the time after which a silent rank is lost: heartbeats find that first, and tell which it is.
-_MEETS = 2.0
+LATER = 2.0
 # Links of a rank: of its stage, and those that are measured before.
 _N_LINKS = 4
 _PAGE = 1 << 16
@@ -113,7 +113,7 @@ class Meeting:
             return None
         own, first = ranks.index(endpoint.rank), ranks[0]
         offers = [_OFFER.unpack(endpoint.offers[rank][: _OFFER.size]) for rank in ranks]
-        meet_s = _MEETS * endpoint.reporter.timeout_s
+        meet_s = LATER * endpoint.reporter.timeout_s
         if len({endpoint.hosts[rank] for rank in ranks}) > 1:
             ends = _Ends(own, offers, number, meet_s)
             return _patient(_core.Link.sockets(ends.connect(self._server), own), meet_s)

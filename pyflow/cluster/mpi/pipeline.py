@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
-from pyflow.cluster.mpi.groups import NO_ROLES, Meeting, Roles
+from pyflow.cluster.mpi.groups import LATER, NO_ROLES, Meeting, Roles
 from pyflow.cluster.mpi.handshake import check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Splitter, placement
 from pyflow.cluster.mpi.parts import (
@@ -92,6 +92,7 @@ def serve(
     rank, reporter = endpoint.rank, endpoint.reporter
     before, after = beside(rank, drafters)
     worker = Worker(rank, reporter.host, 0, endpoint.send)
+    worker.patience_s = LATER * reporter.timeout_s
 
     def ask(request: DraftRequest) -> None:
         endpoint.send(cast(int, before), replace(request, epoch=worker.epoch))
@@ -130,8 +131,9 @@ def serve(
             place = place_of(rank, group, link, device)
             stage = make_stage(make, checkpoint, setup, layers, pool, reporter, place)
             worker.at = telling(reporter, named(layers))
-            worker.at("waiting for a job")
-            worker.work(stage, follows=leader != rank)
+            follows = leader != rank
+            worker.at(f"following rank {leader}" if follows else "waiting for a job")
+            worker.work(stage, follows=follows)
     endpoint.leave()
     meeting.close()
     return endpoint.sent
@@ -183,6 +185,7 @@ class MpiPipeline(Closing):
         self._resident: dict[int, int] = {}
         self._epoch = 0
         worker = Worker(0, reporter.host, 0, endpoint.send)
+        worker.patience_s = LATER * reporter.timeout_s
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
         # Also called when the pipeline is collected, and before the interpreter exits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from threading import Event
 
 from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
 from pyflow.cluster.run.threads import Follower, Stage
@@ -54,7 +55,11 @@ class Worker:
         """Of the job that drafts are made for."""
         self.leave: Callable[[], None] = lambda: None
         """Ends what this rank waits for other members of its group for; called at the end."""
-        self._is_over = False
+        self.patience_s = 0.0
+        """How long an error of the group's link waits for its cause to be told: a member that has
+        gone is found by heartbeats or the supervisor, which name it; one that has failed tells
+        itself."""
+        self._over = Event()
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -72,7 +77,7 @@ class Worker:
                 self._epoch = message.epoch
             case Goodbye():
                 self._epoch = _NO_EPOCH
-                self._is_over = True
+                self._over.set()
                 self.leave()
             case PyflowError():
                 message = PyflowError(f"a message of rank {source}: {message}")
@@ -154,7 +159,8 @@ class Worker:
         try:
             yield
         except BaseException as error:
-            if not (self._is_over and isinstance(error, LinkError)):
+            is_link = isinstance(error, LinkError)
+            if not (is_link and self._over.wait(self.patience_s)):
                 self._send(0, failure(self._rank, self._host, error))
         while not self._dismissed:
             self._dismissed = isinstance(self._inbox.get(), Goodbye)

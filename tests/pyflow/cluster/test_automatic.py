@@ -13,9 +13,9 @@ from pyflow.cluster.automatic import Automatic, Chooser
 from pyflow.cluster.model import in_threads
 from pyflow.cluster.mpi.handshake import check_ranges
 from pyflow.cluster.mpi.layers import Ranks, by_count, given
-from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, choose, predictions
+from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
 from pyflow.cluster.wire.surveys import Link, RankProfile

@@ -55,7 +55,7 @@ class Cluster:
         more: Sequence[str] = (),
     ) -> None:
         """more: options of generate."""
-        where = [] if "--hosts" in options else ["-n", str(N_RANKS)]
+        where = [] if {"--hosts", "-n"} & {*options} else ["-n", str(N_RANKS)]
         run = [sys.executable, "-m", "pyflow", "cluster", "run", *where, *options, "--"]
         job = [*generate(path, n_predict), "--pipeline", "pipeinfer", "--layers", "even"]
         job += more
