@@ -10,8 +10,9 @@ from pyflow.errors import PyflowError
 
 MAX_RANKS = 1024
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*@"
 # One host or several: node1, node[1-3,07], and how many ranks: node1:2.
-_HOST = re.compile(rf"({_NAME})(?:\[([0-9,-]+)\](\.?{_NAME})?)?(?::(\d+))?", re.ASCII)
+_HOST = re.compile(rf"((?:{_USER})?{_NAME})(?:\[([0-9,-]+)\](\.?{_NAME})?)?(?::(\d+))?", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _SLOTS = re.compile(r"\s*(slots|cpu|np)\s*=\s*(\d+)", re.ASCII)
 _GPU = re.compile(r"\s*gpu=([^\s=]+)")
@@ -21,7 +22,7 @@ _WITHOUT_EFFECT = re.compile(r"\s*(max[-_]slots)\s*=\s*\d+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A machine and how many ranks it takes; host None is this one.
+    """A machine, as ssh takes it, and how many ranks it takes; host None is this one.
 
     gpus: the device of each rank, as --gpu names it, "" for none; or empty: no rank has one.
     """
@@ -40,7 +41,8 @@ def places_of(path: str | Path) -> list[Place]:
 
     gpu=DEVICE behind that puts the layers of these ranks on a device of their machine. A host that
     comes again takes further ranks, as in the files of batch systems. NAME may stand for several,
-    as node[1-3,7]. PyflowError for any other line, or if there is no host.
+    as node[1-3,7], and may begin with the user's name there, as me@node1. PyflowError for any other
+    line, or if there is no host.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -57,7 +59,7 @@ def places_of(path: str | Path) -> list[Place]:
         if found is None:
             raise PyflowError(
                 f"{path}: line {number}: expected a host such as 'node1', 'node1:2', 'node1 "
-                f"slots=2' or 'node1 gpu=0', found {given!r:.80}; put user names into ~/.ssh/config"
+                f"slots=2', 'me@node1' or 'node1 gpu=0', found {given!r:.80}"
             )
         names, n, gpu = found
         for name in names:

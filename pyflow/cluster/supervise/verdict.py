@@ -178,7 +178,7 @@ class Known:
 
     def _is_named(self, host: str) -> bool:
         """Whether ssh or mpiexec has mentioned this other machine."""
-        name = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
+        name = rf"(?<![\w.-]){re.escape(host.rpartition('@')[2])}(?![\w-])"
         return host != self.host and re.search(name, said_by(self.said)) is not None
 
     def _loss(self, rank: Rank, why: str) -> Loss:

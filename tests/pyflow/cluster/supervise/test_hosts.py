@@ -21,6 +21,16 @@ def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
     assert places_of(file) == [Place(host, n) for host, n in expected]
 
 
+def test_a_host_may_have_a_users_name(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("me@node1:2\nroot@n[1-2] gpu=0\n")
+    assert places_of(file) == [
+        Place("me@node1", 2),
+        Place("root@n1", 1, ("0",)),
+        Place("root@n2", 1, ("0",)),
+    ]
+
+
 def test_ranks_of_a_line_may_have_a_device(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a gpu=0\nb:2 gpu=Graphics\nb\na slots=1 gpu=1;2\nc\n")
@@ -31,7 +41,8 @@ def test_ranks_of_a_line_may_have_a_device(tmp_path: Path) -> None:
     ]
 
 
-WRONG = ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:", "me@node1", "n[3-1]", "n[-]"]
+WRONG = ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:", "n[3-1]", "n[-]"]
+WRONG += ["me@", "@node1", "a@b@c"]
 WRONG += ["n[1-99999999]", "n[1", "node1:2 slots=2", "node1 weight=3", "node1 slots=", "n[1-1025]"]
 WRONG += ["node1 gpu=", "node1 gpu=0 gpu=1", "node1 gpu=a=b", "node1 gpu=a card"]
 
