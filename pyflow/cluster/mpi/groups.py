@@ -11,8 +11,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Thread
 
 import psutil
@@ -102,6 +103,12 @@ class Meeting:
             self._server.close()
             os.close(self._board)
             self._server = None
+
+    def linking(
+        self, endpoint: Endpoint
+    ) -> Callable[[Sequence[int], int], _core.Link | None] | None:
+        """`link` of an endpoint; None without groups."""
+        return None if self._server is None else partial(self.link, endpoint)
 
     def link(self, endpoint: Endpoint, ranks: Sequence[int], number: int = 0) -> _core.Link | None:
         """To the other ones of these ranks, which call this too; None: there are none.

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace as evolve
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -111,10 +110,8 @@ def serve(
         reporter.at("waiting for the others")
         draft, send, take = models[-1] if models else None, endpoint.send, worker.take
         at = reporter.at
-        linked = partial(meeting.link, endpoint) if roles.shares else None
-        surveyor = Surveyor(
-            rank, endpoint.size, send, take, checkpoint, pool, draft, at, device, linked
-        )
+        surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, draft, at, device)
+        surveyor = evolve(surveyor, link=meeting.linking(endpoint))
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the driver does without this rank
         elif models:
@@ -197,8 +194,7 @@ class MpiPipeline(Closing):
             send, take = endpoint.send, lambda: self._next(None)[1]
             device = open_device(checkpoint)
             surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool, device=device)
-            if roles.shares:
-                surveyor = evolve(surveyor, link=partial(meeting.link, endpoint))
+            surveyor = evolve(surveyor, link=meeting.linking(endpoint))
             self.hellos = hellos = surveyor.greet()
 
             def measure() -> Survey:

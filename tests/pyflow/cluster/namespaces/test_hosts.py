@@ -147,7 +147,7 @@ def test_a_line_of_the_file_gives_layers_to_a_device(nodes: Nodes, plain: str, d
 def begun(process: subprocess.Popen[str]) -> str:
     """The first character of its text."""
     assert process.stdout is not None
-    return process.stdout.read(1)
+    return os.read(process.stdout.fileno(), 1).decode()  # behind the stream's own buffer
 
 
 def lose(nodes: Nodes, i: int, layout: str, *, power: bool) -> None:
@@ -192,7 +192,17 @@ def test_a_restart_goes_on_without_the_host_that_was_cut_off(
 
 
 def test_a_server_answers_from_all_hosts(nodes: Nodes) -> None:
-    serve = ["serve", "-m", str(nodes.model), "-t", "1", "--port", "8077", "-c", "512"]
+    serve = [
+        "serve",
+        "-m",
+        str(nodes.model),
+        "-t",
+        "1",
+        "--port",
+        "8077",
+        "--ctx-per-request",
+        "512",
+    ]
     serve += ["--pipeline", "iterative"]
     options = ["--hosts", nodes.file(), "--layout", "1x3"]
     body = json.dumps({"prompt": "red, green,", "max_tokens": 8, "temperature": 0})
