@@ -21,12 +21,19 @@ from pyflow.formats.tensor_writer import TensorWriter
 
 _VERSION = 3
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_NUMBERS = {"int32": _I32, "float32": _F32}
+_NUMBERS = {"int32": _I32, "float32": _F32, "bool": _BOOL}
 DEFAULT_ALIGNMENT = 32
 
 
 def entry(
-    value: str | bool | int | float | Sequence[str] | NDArray[np.int32] | NDArray[np.float32],
+    value: str
+    | bool
+    | int
+    | float
+    | Sequence[str]
+    | NDArray[np.int32]
+    | NDArray[np.float32]
+    | NDArray[np.bool_],
 ) -> bytes:
     """A metadata entry as bytes, type and value; integers as u32, floats as f32."""
     if isinstance(value, np.ndarray):

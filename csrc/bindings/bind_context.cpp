@@ -55,7 +55,7 @@ std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
   return out;
 }
 
-// `input`: token ids on a first stage, hidden states (n, n_embd) on a later one. With parents the
+// `input`: token ids on a first stage, rows of StageSpec::row_width() on a later one. With parents the
 // rows are those of a tree, and stay pending.
 void run(Context& c, const py::object& input, const IntArray& positions, const py::object& seqs,
          const IntArray& wanted, const std::string& regime, const Context::Consume& consume,
@@ -88,8 +88,8 @@ py::array_t<float> forward(Context& c, const py::object& input, const IntArray& 
 }
 
 py::array_t<float> hidden(const Context& c) {
-  py::array_t<float> out(
-      {static_cast<py::ssize_t>(c.n_hidden()), static_cast<py::ssize_t>(c.stage().spec().n_embd)});
+  py::array_t<float> out({static_cast<py::ssize_t>(c.n_hidden()),
+                          static_cast<py::ssize_t>(c.stage().spec().row_width())});
   c.copy_hidden(out.mutable_data());
   return out;
 }

@@ -147,8 +147,8 @@ py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray
                               int64_t layer) {
   std::vector<KvRow> rows;
   grow(c, tokens, parents, seq, IntArray(0), layer, {}, rows);
-  py::array_t<float> out(
-      {static_cast<py::ssize_t>(tokens.size()), static_cast<py::ssize_t>(c.stage().spec().n_embd)});
+  py::array_t<float> out({static_cast<py::ssize_t>(tokens.size()),
+                          static_cast<py::ssize_t>(c.stage().spec().row_width())});
   c.copy_hidden(out.mutable_data());
   return out;
 }

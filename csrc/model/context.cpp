@@ -122,6 +122,10 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
                        std::to_string(std::ssize(runs_layer_) - 1));
     runs_layer_[static_cast<size_t>(layer)] = 1;
   }
+  for (const auto& [layer, of] : stage_->cell_readers())
+    if (runs_layer_[static_cast<size_t>(layer)] && !runs_layer_[static_cast<size_t>(of)])
+      throw ShapeError("layer " + std::to_string(layer) + ": expected layer " + std::to_string(of) +
+                       ", whose cells it reads, among the layers too");
   for (const auto& each : devices_) each->pin(scratch_.memory(), pins_);
 }
 
@@ -162,9 +166,9 @@ void Context::check(const Input& input, int64_t n) const {
       if (t < 0 || t >= n_vocab)
         throw ShapeError("token " + std::to_string(t) + ": expected 0 to " +
                          std::to_string(n_vocab - 1));
-  } else if (static_cast<int64_t>(input.hidden.size()) != n * stage_->spec().n_embd) {
+  } else if (static_cast<int64_t>(input.hidden.size()) != n * stage_->spec().row_width()) {
     throw ShapeError("hidden: expected " + std::to_string(n) + " x " +
-                     std::to_string(stage_->spec().n_embd) + " floats, found " +
+                     std::to_string(stage_->spec().row_width()) + " floats, found " +
                      std::to_string(input.hidden.size()));
   }
   if (input.n_prefill < 0 || input.n_prefill > n)
@@ -282,12 +286,14 @@ void Context::fill_ropes(const Step& s, Team& team) {
 void Context::start(Step& step, Team& team, const Input& input) {
   fill_ropes(step, team);
   if (stage_->first() && input.first_layer == 0) return stage_->embed(step, team);
-  const int64_t n_embd = stage_->spec().n_embd;
+  const StageSpec& spec = stage_->spec();
   float* x = step.row_output(0);
   each_row(step, team, step.n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      std::memcpy(x + r * step.stride, input.hidden.data() + r * n_embd,
-                  static_cast<size_t>(n_embd) * sizeof(float));
+    for (int64_t r = begin; r < end; ++r) {
+      const float* from = input.hidden.data() + r * spec.row_width();
+      std::copy_n(from, spec.n_embd, x + r * step.stride);
+      std::copy_n(from + spec.n_embd, spec.n_carried, step.carried + r * step.carried_stride);
+    }
   });
 }
 
@@ -367,9 +373,11 @@ bool Context::should_stop() {
 }
 
 void Context::copy_hidden(float* out) const {
-  const int64_t n_embd = stage_->spec().n_embd;
-  for (int64_t r = 0; r < last_rows_; ++r)
-    std::memcpy(out + r * n_embd, scratch_.hidden(r), static_cast<size_t>(n_embd) * sizeof(float));
+  const StageSpec& spec = stage_->spec();
+  for (int64_t r = 0; r < last_rows_; ++r) {
+    out = std::copy_n(scratch_.hidden(r), spec.n_embd, out);
+    out = std::copy_n(scratch_.carried(r), spec.n_carried, out);
+  }
 }
 
 void Context::copy_normed(int64_t row, float* out) const {

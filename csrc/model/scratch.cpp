@@ -14,6 +14,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   ScratchNeeds needs = stage.needs(cells);
   needs.at_least(more);
   stride = padded(stage.spec().n_embd);
+  carried_stride = padded(stage.spec().n_carried);
   head_stride = padded(stage.spec().n_vocab);
   head_rows = stage.last() ? std::min(kHeadRows, n_batch) : 0;
   partial_floats =
@@ -30,6 +31,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
     angles_per_row += 2 * static_cast<int64_t>(r.pairs());
 
   for (size_t r = 0; r < n_registers; ++r) registers[r] = take(n_batch * stride * kFloat);
+  carried = take(n_batch * carried_stride * kFloat);
   temp = take(n_batch * needs.floats_per_row * kFloat);
   row_temp = take(n_batch * row_floats * kFloat);
   acts = take(n_batch * acts_per_row * kAct);
@@ -42,6 +44,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   angles = take(n_batch * angles_per_row * kFloat);
   const int64_t own_rows = kOwnRows * stage.pool().size();
   for (size_t r = 0; r < n_registers; ++r) own_registers[r] = take(own_rows * stride * kFloat);
+  own_carried = take(own_rows * carried_stride * kFloat);
   own_row_temp = take(own_rows * row_floats * kFloat);
   own_acts = take(own_rows * acts_per_row * kAct);
   own_pairs = take(own_rows * pairs_per_row * kAct);
@@ -62,6 +65,11 @@ StepMemory Scratch::step(const Team& team, const StepRows& rows) const {
                .registers = {},
                .shared = {},
                .own = {},
+               .carried = own_rows && team.rank() != 0
+                              ? at<float>(at_.own_carried) + first * at_.carried_stride
+                              : at<float>(at_.carried),
+               .carried_out = at<float>(at_.carried),
+               .carried_stride = at_.carried_stride,
                .temp = at<float>(at_.temp),
                .row_temp = own_rows ? at<float>(at_.own_row_temp) + first * at_.row_floats
                                     : at<float>(at_.row_temp),
@@ -80,7 +88,7 @@ StepMemory Scratch::step(const Team& team, const StepRows& rows) const {
     m.shared[r] = at<float>(at_.registers[r]);
     m.own[r] = at<float>(at_.own_registers[r]) + first * at_.stride;
   }
-  if (team.rank() == 0) m.own[0] = m.shared[0];  // so that hidden() finds x
+  if (team.rank() == 0) m.own[0] = m.shared[0];  // so that hidden() finds x, as carried() does
   m.registers = m.shared;
   return m;
 }

@@ -44,14 +44,15 @@ class ScratchLayout {
                 const ScratchNeeds& more = {});
 
   int64_t stride, head_stride;  // floats between rows of registers, of logits
-  int64_t head_rows;            // rows whose logits are held at once
+  int64_t carried_stride;
+  int64_t head_rows;  // rows whose logits are held at once
   int64_t partial_floats, row_floats, acts_per_row;
   int64_t kernel_nbytes;  // of a thread's products
   bool has_pairs, has_panels;
   size_t n_registers;
   std::array<size_t, kRegisters> registers{}, own_registers{};
-  size_t temp, row_temp, acts, pairs, panels, kernels, partials, gathered, logits, angles,
-      own_row_temp, own_acts, own_pairs, nbytes = 0;
+  size_t carried, own_carried, temp, row_temp, acts, pairs, panels, kernels, partials, gathered,
+      logits, angles, own_row_temp, own_acts, own_pairs, nbytes = 0;
 
  private:
   size_t take(int64_t nbytes);
@@ -79,8 +80,11 @@ class Scratch {
 
   const Buffer& memory() const { return buffer_; }
 
-  // A row of x as the last step left it.
+  // A row of x as the last step left it, and what it carries.
   const float* hidden(int64_t row) const { return at<float>(at_.registers[0]) + row * at_.stride; }
+  const float* carried(int64_t row) const {
+    return at<float>(at_.carried) + row * at_.carried_stride;
+  }
 
  private:
   template <class T>

@@ -116,6 +116,7 @@ struct RopeSpec {
 struct StageSpec {
   int64_t n_embd = 0;
   int64_t n_vocab = 0;
+  int64_t n_carried = 0;  // floats that a row takes from layer to layer beside x
   std::vector<RopeSpec> ropes;
   std::optional<BlockSpec> embedding;          // on the first stage
   bool embedded = false;                       // its tokens are, by another stage
@@ -124,6 +125,9 @@ struct StageSpec {
   // Of encoders, by name: layers that a readout may take (model/texts/).
   std::map<std::string, std::vector<BlockSpec>, std::less<>> chains = {};
   Membership member = {};  // of those that share the stage
+
+  // Floats of a row between layers: x, then what it carries.
+  int64_t row_width() const { return n_embd + n_carried; }
 };
 
 }  // namespace pyflow

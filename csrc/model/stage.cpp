@@ -36,6 +36,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
                        std::to_string(rope.long_inv_freq.size()));
   BlockContext context{spec_, weights_, facts_, embedding_ != nullptr || spec_.embedded};
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
+    context.layer = static_cast<int64_t>(i);
     layers_.emplace_back();
     for (const BlockSpec& block : spec_.layers[i])
       layers_.back().push_back(
@@ -58,9 +59,8 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
   }
   if (offloads() && (facts_.host_only || !facts_.source_layers.empty()))
     throw UnsupportedError(
-        "gpu: attention to a source, with biases by distance, a temperature or norms of values "
-        "runs "
-        "on the CPU only; use --gpu-layers 0");
+        "gpu: attention to a source, with biases by distance, a temperature, norms of values or "
+        "cells of another layer runs on the CPU only; use --gpu-layers 0");
   for (const auto& [name, layers] : spec_.chains)
     for (const BlockSpec& layer : layers)
       needs_.at_least(chains_[name].emplace_back(layer, weights_).needs());
@@ -82,6 +82,9 @@ void Stage::check_member() const {
                      std::to_string(speeds.size()) + " numbers");
   if (of > 1 && offloads())
     throw UnsupportedError("gpu: layers of a device cannot be shared by members of a stage");
+  if (spec_.n_carried < 0)
+    throw ShapeError("stage: expected rows that carry 0 values or more, found " +
+                     std::to_string(spec_.n_carried));
   if (of > 1 && (!spec_.chains.empty() || spec_.embedded))
     throw UnsupportedError("a stage with an encoder cannot be shared by members");
 }

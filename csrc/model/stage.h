@@ -52,6 +52,8 @@ class Stage {
   // Whether an adapter can be beside it.
   bool is_adaptable(const PackedTensor& w) const { return !facts_.unadapted.contains(&w); }
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
+  // Layers whose attention reads the cells of others, and which.
+  const std::map<int64_t, int64_t>& cell_readers() const { return facts_.cell_readers; }
   // Of blocks that see a source.
   const std::vector<LayerKv>& source_layers() const { return facts_.source_layers; }
   // The rope of that layer's keys, or none.

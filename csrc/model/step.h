@@ -78,9 +78,13 @@ struct StepMemory {
   std::array<float*, kRegisters> registers;  // where each register is now
   std::array<float*, kRegisters> shared;     // written by products, and by rows that are shared
   std::array<float*, kRegisters> own;        // written by rows of this thread alone
-  float* temp;                               // n_batch x floats_per_row of ScratchNeeds
-  float* row_temp;                           // n_batch x row_floats_per_row; own or shared
-  ActBlock* acts;                            // n_batch x act_blocks_per_row; own or shared
+  float*
+      carried;  // n_batch x carried_stride: StageSpec::n_carried; of this thread, as own rows are
+  float* carried_out;  // likewise, but of all threads, who share its writing
+  int64_t carried_stride;
+  float* temp;               // n_batch x floats_per_row of ScratchNeeds
+  float* row_temp;           // n_batch x row_floats_per_row; own or shared
+  ActBlock* acts;            // n_batch x act_blocks_per_row; own or shared
   ActBlock* pairs;           // 2 n_batch rows, for fine inputs (quant/packed_tensor.h); or null
   uint16_t* panels;          // n_batch rows, for prefill_matmul; null if no matrix has it
   uint8_t* kernel_scratch;   // of this thread: MatmulArgs::scratch, AttendArgs::scratch

@@ -12,34 +12,43 @@ from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
 from pyflow.specs import Description
-from pyflow.specs.bind.rope import Parameters, RopeTable, frequencies, make_rope
+from pyflow.specs.bind.rope import NO_TURN, Parameters, RopeTable, frequencies, make_rope
 from pyflow.specs.document import Document
 from pyflow.specs.language.expression import UnresolvedError, Value
 from pyflow.specs.language.facts import STANDARD, Facts
 from pyflow.specs.language.values import Given, Key, Number
 from pyflow.specs.parts import Rope
 
-Entry: TypeAlias = str | bool | int | float | list[str] | NDArray[np.int32] | NDArray[np.float32]
 Scalar: TypeAlias = str | bool | int | float
+Array: TypeAlias = NDArray[np.int32] | NDArray[np.float32] | NDArray[np.bool_]
+Entry: TypeAlias = Scalar | list[str] | Array
 
 _MAX_INTEGER = (1 << 32) - 1
+# Facts that programs read as an array, with a value for each layer.
+_BY_LAYER = {"n_heads", "n_kv_heads", "n_ff", "windowed", "deviations"}
 
 
-def sizes(description: Description, document: Document) -> dict[str, Scalar]:
+def sizes(description: Description, document: Document) -> dict[str, Entry]:
     """The facts of a model under the keys from which the GGUF side of its spec, `document`, reads
     them. A fact without a key there is left to that side's default.
 
-    UnsupportedError: a fact differs between layers, or is not a number, text or flag.
+    UnsupportedError: a fact differs between layers where programs read one value, or is not a
+    number, text or flag.
     """
-    facts, keys = description.facts, {}
+    facts, keys = description.facts, dict[str, Entry]()
     for name, given in document["facts"].items():
         key = next((one.name for one in given.alternatives if isinstance(one, Key)), None)
         if key is None:
             continue
-        value: Value | None = description.spec.n_ctx_train if name == "n_ctx" else None
+        value: Value | tuple[Value, ...] | None = None
+        if name == "n_ctx":
+            value = description.spec.n_ctx_train
         if value is None:
             value = _of_all_layers(facts, name, description)
         if value is None:
+            continue
+        if isinstance(value, tuple):
+            keys[key] = _array(value, f"{description.checkpoint.path}: fact {name}")
             continue
         kind = STANDARD.get(name)
         fallbacks = [one for one in given.alternatives if isinstance(one, bool | int | float)]
@@ -52,8 +61,10 @@ def sizes(description: Description, document: Document) -> dict[str, Scalar]:
     return keys
 
 
-def _of_all_layers(facts: Facts, name: str, description: Description) -> Value | None:
-    """A fact, or None if it is unknown."""
+def _of_all_layers(
+    facts: Facts, name: str, description: Description
+) -> Value | tuple[Value, ...] | None:
+    """A fact, or None if it is unknown; values of layers if these differ and may."""
     found: list[Value] = []
     try:
         facts.layer = None
@@ -69,6 +80,8 @@ def _of_all_layers(facts: Facts, name: str, description: Description) -> Value |
     finally:
         facts.layer = None
     if any(value != found[0] for value in found):
+        if name in _BY_LAYER:
+            return tuple(found)
         raise UnsupportedError(
             f"{description.checkpoint.path}: fact {name}: expected one value for all layers, as "
             f"GGUF has it, found {min(found)!r:.60} and {max(found)!r:.60}"  # type: ignore[type-var]
@@ -78,6 +91,14 @@ def _of_all_layers(facts: Facts, name: str, description: Description) -> Value |
 
 def _is_float(given: Given) -> bool:
     return any(isinstance(one, float) for one in given.alternatives)
+
+
+def _array(values: tuple[Value, ...], where: str) -> Array:
+    checked = [_checked(value, where) for value in values]
+    kinds = {type(value) for value in checked}
+    if kinds == {bool}:
+        return np.array(checked, np.bool_)
+    return np.array(checked, np.int32 if kinds == {int} else np.float32)
 
 
 def _checked(value: Value, where: str) -> Scalar:
@@ -119,9 +140,10 @@ def scaling(description: Description, document: Document) -> Scaling:
         if p.law in ("linear", "yarn") and key is not None:
             keys = _linear(p) if p.law == "linear" else _yarn(p, table, rope)
             found.keys |= {f"{key}.{k}": _checked(v, where) for k, v in keys.items()}
-        elif p.law == "llama3" and "divisors" in places:
+        elif p.law in ("llama3", "proportional") and "divisors" in places:
             plain = frequencies(table.base, table.n_dims)
-            divisors = [f / scaled for f, scaled in zip(plain, rope.inv_freq, strict=True)]
+            pairs = zip(plain, rope.inv_freq, strict=True)
+            divisors = [f / scaled if scaled else NO_TURN for f, scaled in pairs]
             found.tensors[places["divisors"]] = np.array(divisors, np.float32)
         elif p.law == "longrope" and key is not None and "long_divisors" in places:
             n = len(rope.inv_freq)

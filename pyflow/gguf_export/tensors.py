@@ -59,9 +59,14 @@ def plan(
     binding = Binding(places, prefixes, facts, {}, str(description.checkpoint.path))
     records = {t.name: t.shape for t in description.checkpoint.tensors}
     planned: dict[str, Planned] = {}
+    bound: set[tuple[Place, Ref]] = set()
     for (place, role), asked in description.built.asked.items():
         if asked.bound is None or (place, role) in but:
             continue
+        if not isinstance(asked.bound, tuple):
+            if (place, asked.bound) in bound:
+                continue  # values that are keys, which GGUF has once too
+            bound.add((place, asked.bound))
         target = binding.target(place, role, experts=asked.want.n_experts > 0)
         if target is None:
             raise UnsupportedError(

@@ -48,6 +48,19 @@ class Want:
     n_heads: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlePlace:
+    """Where rows carry the n values of a token for each of n_layers: from `first` on.
+
+    at: those of the layer at hand.
+    """
+
+    n: int = 0
+    n_layers: int = 0
+    first: int = 0
+    at: int = 0
+
+
 class BlockContext(Protocol):
     """What a block is made from: its table in a spec, and the model at hand."""
 
@@ -59,7 +72,10 @@ class BlockContext(Protocol):
 
     @property
     def role(self) -> str:
-        """The role of a norm in its step: norm, post_norm, ..."""
+        """The role of a norm in its step: norm, post_norm, ...; the part of other blocks."""
+
+    @property
+    def ple(self) -> PlePlace: ...
 
     def value(self, key: str) -> Any:
         """The value of a key, or its default. FormatError, SpecError: it is missing or wrong."""
@@ -109,6 +125,10 @@ class Block(ABC):
     @abstractmethod
     def words(self, ropes: Sequence[Rope], /) -> Iterator[str]:
         """Its kind and size, then what is special about it; a phrase each."""
+
+    def carries(self, _n_embd: int, /) -> int:
+        """Where what it carries along with rows, beside x, ends; 0 if it carries nothing."""
+        return 0
 
     def line(self, ropes: Sequence[Rope]) -> str:
         """One line for `pyflow spec`."""

@@ -16,7 +16,10 @@ from pyflow.errors import SpecError
 from pyflow.specs.block import ACTIVATIONS
 from pyflow.specs.blocks import named_kinds
 from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.altup import Altup
+from pyflow.specs.blocks.ple_inputs import PleInputs
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.blocks.scale import Scale
 from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.language.expression import Value
 from pyflow.specs.language.shapes import (
@@ -67,6 +70,7 @@ EMBED: Table = {
     "norm": BlockName("norm"),
     "positions": Positions.keys,
     "token_types": TokenTypes.keys,
+    "ple": PleInputs.keys,
     "shared_with": Word("the name of a stack"),
 }
 STACK: Table = {
@@ -74,6 +78,7 @@ STACK: Table = {
     "start": Param(Whole(least=0, most=(1 << 31) - 1), None),
     "n_layers": Param(Whole(most=4096)),
     "embed": EMBED,
+    "altup": Altup.keys,
     "layer": Steps(),
     "final_norm": BlockName("norm"),
 }
@@ -115,7 +120,12 @@ GENERATION: Table = {
     **dict.fromkeys(_COUNTS.split(), Param(_COUNT, None)),
     "n_predict": Param(Whole(most=(1 << 31) - 1), None),
 }
-STEP: Table = {"when": Param(Flag(), True), **Add.keys}
+STEP: Table = {
+    "when": Param(Flag(), True),
+    "into": Param(Choice.of("x", "streams"), "x"),
+    **Add.keys,
+    **Scale.keys,
+}
 REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
 COMMON: Table = {
     "facts": Named(Param(Anything())),
@@ -148,13 +158,17 @@ SPEC: Table = {
 STACKS = ("encoder", "decoder")
 STEP_NORMS = ("norm", "post_norm", "out_norm")
 LAYER_ROLES = with_biases("weight", "norm")
-STACK_ROLES = ("embed", "positions", "token_types", *with_biases("embed_norm", "final_norm"))
+STACK_ROLES = (
+    *("embed", "positions", "token_types", "altup_begin", "altup_merge", *PleInputs.roles),
+    *with_biases("embed_norm", "final_norm"),
+)
 
 
 @cache
 def step_roles() -> tuple[str, ...]:
     """The roles of tensors in a step: of all kinds of blocks, and of its norms."""
-    roles = (role for kind in named_kinds().values() for role in kind.roles)
+    kinds = (*named_kinds().values(), Altup, Scale)
+    roles = (role for kind in kinds for role in kind.roles)
     return with_biases(*dict.fromkeys((*roles, *STEP_NORMS)))
 
 
@@ -175,10 +189,10 @@ def block_keys() -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of a layer: x += post_norm(run(norm(x))), then x = out_norm(x).
+    """A part of a layer: x += post_norm(run(norm(x))), then x = out_norm(x), scaled as values say.
 
     norm, run, post_norm and out_norm are names of blocks, "" for none. parallel: two steps that
-    read the same x, instead of run.
+    read the same x, instead of run; with a post_norm it is that of their sum.
     """
 
     name: str

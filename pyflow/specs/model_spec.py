@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from pyflow.errors import ShapeError
+from pyflow.errors import ShapeError, UnsupportedError
 from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.shortconv import Shortconv
@@ -123,6 +123,36 @@ class ModelSpec:
     def n_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def n_carried(self) -> int:
+        """Floats that a row takes from layer to layer of a stage beside x."""
+        return max((block.carries(self.n_embd) for block in self.blocks()), default=0)
+
+    @property
+    def row_width(self) -> int:
+        """Floats that a row takes from one stage to the next."""
+        return self.n_embd + self.n_carried + sum(self._shared_cells().values())
+
+    def _shared_cells(self) -> dict[int, int]:
+        """Layers whose keys and values others read, and floats of a row's."""
+        attention = {
+            i: block
+            for i in {*self.cell_readers.values()}
+            for block in self.layers[i]
+            if isinstance(block, Attention)
+        }
+        return {
+            i: b.n_kv_heads * (b.head_dim + (b.value_dim or b.head_dim))
+            for i, b in sorted(attention.items())
+        }
+
+    @property
+    def cell_readers(self) -> dict[int, int]:
+        """Layers whose attention reads the cells of an earlier one, and which."""
+        layers = enumerate(self.layers)
+        found = ((i, b) for i, layer in layers for b in layer if isinstance(b, Attention))
+        return {i: b.kv_layer for i, b in found if b.kv_layer is not None}
+
     def blocks(self) -> Iterator[Block]:
         for layer in self.layers:
             yield from layer
@@ -146,8 +176,14 @@ class ModelSpec:
     def shallow(self, layers: Sequence[int]) -> ModelSpec:
         """The model of these layers alone, in this order; the embedding and the head stay.
 
-        ShapeError: `layers` is empty, or holds a number out of range.
+        ShapeError: `layers` is empty, or holds a number out of range. UnsupportedError: layers need
+        what others of the model make.
         """
+        if self.n_carried or self.cell_readers:
+            raise UnsupportedError(
+                f"layers: {self.name}: expected a model whose layers need no others, found one "
+                "whose layers share cells, streams or embeddings"
+            )
         wrong = [layer for layer in layers if not 0 <= layer < self.n_layers]
         if wrong or not layers:
             raise ShapeError(
@@ -158,7 +194,10 @@ class ModelSpec:
     def stage(self, first: int = 0, last: int | None = None) -> dict[str, object]:
         """Layers ``[first, last)`` as the extension takes them: plain dicts and lists.
 
-        The stage that holds layer 0 embeds; the one that holds the last layer has the head.
+        The stage that holds layer 0 embeds; the one that holds the last layer has the head. Keys and
+        values that layers of several stages share travel along with rows: the layer that makes
+        them has a place for these, kv_at, and in each later stage the first layer that reads them
+        has cells for them (kv_given), which others of this stage read.
         """
         last = self.n_layers if last is None else last
         if not 0 <= first < last <= self.n_layers:
@@ -166,18 +205,41 @@ class ModelSpec:
                 f"stage: expected 0 <= first < last <= {self.n_layers} layers, "
                 f"found {first}, {last}"
             )
+        is_whole = last - first == self.n_layers
+        layers = self.layers[first:last] if is_whole else tuple(self._parted(first, last))
         return {
             "n_embd": self.n_embd,
             "n_vocab": self.n_vocab,
+            "n_carried": self.n_carried if is_whole else self.row_width - self.n_embd,
             "ropes": [_plain(r) for r in self.ropes],
             "embedding": _plain(self.embedding) if first == 0 else None,
-            "layers": [[_plain(b) for b in layer] for layer in self.layers[first:last]],
+            "layers": [[_plain(b) for b in layer] for layer in layers],
             "head": None if last < self.n_layers or self.is_encoder else _plain(self.head),
             "chains": {
                 name: [_plain(layer) for layer in chain.layers]
                 for name, chain in self.chains.items()
             },
         }
+
+    def _parted(self, first: int, last: int) -> Iterator[tuple[Block, ...]]:
+        """Layers ``[first, last)`` of several stages, counted from 0."""
+        at, places = self.n_carried, dict[int, int]()
+        for layer, n in self._shared_cells().items():
+            places[layer], at = at, at + n
+        here = {i: i - first for i in places if first <= i < last}  # whose cells this stage has
+
+        def parted(i: int, block: Block) -> Block:
+            if not isinstance(block, Attention):
+                return block
+            if block.kv_layer is None:
+                return replace(block, kv_at=places.get(i))
+            if block.kv_layer in here:
+                return replace(block, kv_layer=here[block.kv_layer])
+            here[block.kv_layer] = i - first
+            return replace(block, kv_layer=None, kv_at=places[block.kv_layer], kv_given=True)
+
+        for i in range(first, last):
+            yield tuple(parted(i, block) for block in self.layers[i])
 
     def source_stage(self) -> dict[str, object]:
         """The encoder of a model that has a `source`, as the extension takes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyflow.tokenizer.base.tokenizer import Tokenizer
+from pyflow.tokenizer.library.gguf_pieces import from_merged_pieces
 from pyflow.tokenizer.library.gguf_wordpiece import from_wordpiece
 from pyflow.tokenizer.ours.gguf import from_pieces
 from pyflow.tokenizer.ours.vocab import read
@@ -18,6 +19,9 @@ def from_metadata(metadata: Mapping[str, object], *, source: str, n_rows: int = 
     UnsupportedError: an unknown kind of tokenizer or pre-tokenizer. NoTokenizerError: none.
     GenerationWarning: tokens are left out.
     """
-    if read(metadata, "tokenizer.ggml.model", str, "", source=source) == "bert":
+    model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
+    if model == "bert":
         return from_wordpiece(metadata, source=source, n_rows=n_rows)
+    if model == "gemma4":
+        return from_merged_pieces(metadata, source=source, n_rows=n_rows)
     return from_pieces(metadata, source=source, n_rows=n_rows)

@@ -3,7 +3,7 @@ as its converter would write them, but for a vocabulary."""
 
 from __future__ import annotations
 
-from families import deepseek, today
+from families import deepseek, gemma, today
 from families.gguf_case import (  # noqa: F401
     ATTENTION,
     ENDS,
@@ -25,6 +25,7 @@ _QK_NORM = f"{LAYER} attn_q_norm:D attn_k_norm:D"
 
 CASES: dict[str, Case] = {
     **deepseek.GGUF,
+    **gemma.GGUF,
     **today.GGUF,
     "llama2": case("llama", LAYER, sizes={"K": 64}, rope__dimension_count=16),
     "llama3": case(

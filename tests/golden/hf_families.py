@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 if __package__:
-    from .families import deepseek, today
+    from .families import deepseek, gemma, today
     from .families.hf_model import SIZES, model
 else:
-    from families import deepseek, today
+    from families import deepseek, gemma, today
     from families.hf_model import SIZES, model
 
 
@@ -38,6 +38,7 @@ _PHI3 = model(
 
 CONFIGS: dict[str, dict[str, Any]] = {
     **deepseek.HF,
+    **gemma.HF,
     **today.HF,
     "llama2": model("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
     "llama3": model("llama", rope_theta=500000.0, rope_scaling=_LLAMA3, tie_word_embeddings=True),
@@ -356,6 +357,7 @@ MORE: dict[str, dict[str, Any]] = {
     # Scores of routers far apart, so that small errors choose no other experts.
     "qwen3moe": {"gains": {"mlp.gate.weight": 5.0}},
     **deepseek.MORE,
+    **gemma.MORE,
     **today.MORE,
     "phi3_longrope_short": {"n_tokens": 20, "n_ctx": 20},
 }

@@ -20,6 +20,7 @@ StageSpec stage_spec(const py::dict& d) {
   StageSpec spec;
   spec.n_embd = d["n_embd"].cast<int64_t>();
   spec.n_vocab = d["n_vocab"].cast<int64_t>();
+  if (d.contains("n_carried")) spec.n_carried = d["n_carried"].cast<int64_t>();
   for (const auto& item : d["ropes"].cast<py::list>()) {
     const auto r = item.cast<py::dict>();
     RopeSpec& rope = spec.ropes.emplace_back();

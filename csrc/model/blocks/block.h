@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -47,6 +48,8 @@ struct KeyRope {
 // What blocks report to their stage when they are made.
 struct BlockFacts {
   std::vector<LayerKv> kv_layers;                // one per block that caches
+  std::map<int64_t, size_t> attention_cells;     // by layer: those of its attention
+  std::map<int64_t, int64_t> cell_readers;       // layers without, and whose they read
   std::vector<std::optional<KeyRope>> kv_ropes;  // the rope of each one's keys
   std::vector<LayerKv> source_layers;            // one per block that reads a source
   bool relative = false;                         // some block uses distances between positions
@@ -64,6 +67,7 @@ struct BlockContext {
   Weights& weights;
   BlockFacts& facts;
   bool is_first = false;  // the block follows the embedding directly
+  int64_t layer = 0;      // of the stage
 };
 
 // Throws UnsupportedError for an unknown kind, ShapeError for parameters that do not fit.

@@ -1,6 +1,9 @@
 // h = W_down (act(W_gate h) * (W_up h)), SwiGLU and its relatives, or W_down act(W_up h); biases if
-// the model has them.
+// the model has them. With a cutoff c gates g become max(0, g - mean(g) - c * deviation(g)) first, over
+// all of a row, so that few remain (Gemma 3n).
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
@@ -32,11 +35,15 @@ class Ffn final : public Block {
     up_bias_ = from(w.vector_or_null(spec.tensor_or_none("up_bias"), n_ff_), inner_.own.begin);
     down_bias_ =
         from(w.vector_or_null(spec.tensor_or_none("down_bias"), n_embd_), outer_.own.begin);
+    if (spec.has("cutoff")) cutoff_ = spec.number("cutoff");
+    if (cutoff_ != 0 && (!gate_ || gate_bias_ || up_bias_))
+      throw ShapeError("ffn: cutoff: expected a gate without biases");
     if (gate_bias_ && !gate_) throw ShapeError("ffn: gate_bias: there is no gate");
   }
 
   ScratchNeeds needs(CacheType) const override {
     return {.floats_per_row = (gate_ ? 2 : 1) * padded(n_ff_),
+            .row_floats_per_row = 1,
             .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_)),
             .panel_cols = std::max(n_ff_, n_embd_)};
   }
@@ -56,8 +63,14 @@ class Ffn final : public Block {
     };
     const std::array products = {Product{gate_, gate ? gate + first : nullptr, stride},
                                  Product{up_, up + first, stride}};
-    multiply(s, team, std::span(products).last(gate ? 2 : 1), all_rows(s, in, s.stride),
-             std::cref(activate));
+    const auto inputs = std::span(products).last(gate ? 2 : 1);
+    if (cutoff_ != 0) {
+      multiply(s, team, inputs, all_rows(s, in, s.stride));
+      gather(s, team, gate, stride, inner_);
+      cut_off(s, team, gate, up);
+    } else {
+      multiply(s, team, inputs, all_rows(s, in, s.stride), std::cref(activate));
+    }
     float* inner = gate ? gate : up;
     gather(s, team, inner, stride, inner_);
     float* out = s.product_output(out_);
@@ -67,6 +80,8 @@ class Ffn final : public Block {
   }
 
   void device_needs(DeviceNeeds& needs) const override {
+    if (cutoff_ != 0)
+      throw UnsupportedError("gpu: gates with a cutoff run on the CPU only; use --gpu-layers 0");
     needs.vector(gate_bias_, n_ff_);
     needs.vector(up_bias_, n_ff_);
     needs.vector(down_bias_, n_embd_);
@@ -97,9 +112,46 @@ class Ffn final : public Block {
   }
 
  private:
+  // Of all gates of a row, then the product of this member's columns.
+  void cut_off(Step& s, Team& team, float* gate, const float* up) const {
+    const int64_t stride = padded(n_ff_), first = inner_.own.begin, n = inner_.own.size();
+    float* floors = s.row_temp;
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) floors[r] = floor_of(gate + r * stride);
+    });
+    if (s.own_rows) team.barrier();  // all have read the gates
+    const int64_t pieces = (n + kColumns - 1) / kColumns;
+    team.for_each(s.n_rows * pieces, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / pieces, at = i % pieces * kColumns, of = row * stride + first + at,
+                      columns = std::min(kColumns, n - at);
+        for (int64_t c = 0; c < columns; ++c)
+          gate[of + c] = std::max(0.0f, gate[of + c] - floors[row]);
+        s.kernels.gate(act_, gate + of, up + of, columns);
+      }
+    });
+  }
+
+  // mean + cutoff * deviation, by four chains of doubles.
+  float floor_of(const float* gate) const {
+    std::array<double, 4> sums{}, squares{};
+    for (int64_t i = 0; i < n_ff_; ++i) sums[static_cast<size_t>(i % 4)] += gate[i];
+    const double n = static_cast<double>(n_ff_),
+                 mean = ((sums[0] + sums[1]) + (sums[2] + sums[3])) / n;
+    for (int64_t i = 0; i < n_ff_; ++i) {
+      const double d = gate[i] - mean;
+      squares[static_cast<size_t>(i % 4)] += d * d;
+    }
+    const double variance = ((squares[0] + squares[1]) + (squares[2] + squares[3])) / n;
+    return static_cast<float>(mean + cutoff_ * std::sqrt(variance));
+  }
+
+  static constexpr int64_t kColumns = 512;
+
   size_t in_, out_;
   int64_t n_embd_, n_ff_;
   Activation act_;
+  float cutoff_ = 0;      // 0: none
   Shares inner_, outer_;  // of members of a group
   const PackedTensor *gate_ = nullptr, *up_, *down_;
   const float *gate_bias_, *up_bias_, *down_bias_;

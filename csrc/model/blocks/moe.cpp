@@ -9,6 +9,7 @@
 // rows 0, 1, 2 of expert 2; first = {0, 2, 3, 6}.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/blocks/row_norm.h"
 #include "model/device/experts.h"
 #include "model/group/group.h"
 
@@ -70,6 +72,11 @@ class Moe final : public Block {
     if (const auto ref = spec.tensor_or_none("shared_router"))
       shared_router_ =
           &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued, Weights::Format::AsStored);
+    if (const auto ref = spec.tensor_or_none("router_norm")) {
+      router_norm_ = RowNorm(w, "rms", spec.number("router_eps"), ref, std::nullopt, n_embd_);
+      router_in_ = register_index(spec.text("router_input"));
+    }
+    expert_scale_ = w.vector_or_null(spec.tensor_or_none("expert_scale"), n_experts_);
     choice_.bias = w.vector_or_null(spec.tensor_or_none("choice_bias"), n_experts_);
     router_bias_ = w.vector_or_null(spec.tensor_or_none("router_bias"), n_experts_);
     gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_experts_ * n_ff_);
@@ -103,6 +110,7 @@ class Moe final : public Block {
     return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer +
                               padded(kSlotWords * top_k_ + 1),
             .row_floats_per_row = 4 * top_k_ + 1 + 3 * n_experts_ + 2 +
+                                  (router_norm_ ? padded(n_embd_) : 0) +
                                   (takes_floats_ ? top_k_ * padded(n_embd_) : 0),
             .act_blocks_per_row = std::max((1 + top_k_) * act_blocks(n_embd_),
                                            top_k_ * act_blocks(n_ff_) + act_blocks(n_ff_shared_))};
@@ -112,13 +120,15 @@ class Moe final : public Block {
     const Buffers b(*this, s);
     const float* in = s.registers[in_];
     // Experts have few rows each, so prompts take the arithmetic of decoding here, in any step.
-    route(s, team, b, {in, s.stride, s.n_rows});
+    route(s, team, b, router_rows(s, team, b));
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         choose(choice_, b.logits + r * padded(n_experts_), b.keys + r * n_experts_,
                b.p + r * top_k_, b.chosen + r * top_k_);
+        for (int64_t i = r * top_k_; i < (r + 1) * top_k_ && expert_scale_; ++i)
+          b.p[i] *= expert_scale_[b.chosen[i]];
         b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
       }
     });
@@ -213,9 +223,10 @@ class Moe final : public Block {
   }
 
   void device_needs(DeviceNeeds& needs) const override {
-    if (weighs_inputs_)
+    if (weighs_inputs_ || router_norm_ || expert_scale_)
       throw UnsupportedError(
-          "gpu: experts whose inputs are weighed run on the CPU only; use --gpu-layers 0");
+          "gpu: experts with weighed inputs, scales or a norm of their own run on the CPU only; "
+          "use --gpu-layers 0");
     needs.cut(router_, Cut::whole(n_experts_));
     if (shared_router_) needs.cut(shared_router_, Cut::whole(1));
     for (const auto* experts : {&gate_, &up_, &down_}) needs.series(*experts);
@@ -253,11 +264,11 @@ class Moe final : public Block {
   // Buffers of a step.
   struct Buffers {
     float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
-    float *p, *keys, *shared_p, *gathered;  // row_temp, as the following
-    int32_t *chosen, *slot;                 // n_rows x top_k
-    int32_t* row;                           // of each slot
-    int32_t* first;                         // slot of each expert; the end
-    int32_t *active, *n_active;             // experts with slots
+    float *p, *keys, *shared_p, *routed, *gathered;  // row_temp, as the following
+    int32_t *chosen, *slot;                          // n_rows x top_k
+    int32_t* row;                                    // of each slot
+    int32_t* first;                                  // slot of each expert; the end
+    int32_t *active, *n_active;                      // experts with slots
 
     Buffers(const Moe& moe, const Step& s) {
       const int64_t slots = s.n_rows * moe.top_k_;
@@ -282,12 +293,26 @@ class Moe final : public Block {
       first = take_ints(moe.n_experts_ + 1);
       active = take_ints(moe.n_experts_);
       n_active = take_ints(1);
+      routed = take(moe.router_norm_ ? s.n_rows * padded(moe.n_embd_) : 0);
       gathered = at;
     }
     Slots slots() const { return {chosen, slot, row, first, active, n_active}; }
   };
 
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
+
+  // What routers see: the experts' input, or another's norm divided by sqrt(n_embd) (Gemma 4).
+  InputRows router_rows(Step& s, Team& team, const Buffers& b) const {
+    if (!router_norm_) return {s.registers[in_], s.stride, s.n_rows};
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        float* y = b.routed + r * padded(n_embd_);
+        router_norm_(s.kernels, s.registers[router_in_] + r * s.stride, n_embd_, y);
+        s.kernels.scale(y, 1.0f / std::sqrt(static_cast<float>(n_embd_)), n_embd_);
+      }
+    });
+    return {b.routed, padded(n_embd_), s.n_rows};
+  }
 
   // The bias is added once: threads that have rows of their own share the logits.
   void route(Step& s, Team& team, const Buffers& b, const InputRows& in) const {
@@ -352,12 +377,14 @@ class Moe final : public Block {
       s.kernels.add_scaled(to, b.shared_y + r * padded(n_embd_) + column, b.shared_p[r], n);
   }
 
-  size_t in_, out_;
+  size_t in_, out_, router_in_ = 0;
+  RowNorm router_norm_;  // or none
   int64_t n_embd_, n_experts_, top_k_, n_ff_, n_ff_shared_ = 0;
   Activation act_;
   Choice choice_;
   Shares inner_, outer_, shared_;  // of members of a group
   bool takes_floats_ = false, weighs_inputs_ = false;
+  const float* expert_scale_;                                      // null: none
   const float *router_bias_, *gate_bias_, *up_bias_, *down_bias_;  // of all experts; null: none
   const PackedTensor *router_, *shared_router_ = nullptr;
   std::vector<const PackedTensor*> gate_, up_, down_;

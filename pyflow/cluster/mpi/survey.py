@@ -192,12 +192,12 @@ class Surveyor:
 
     def _link(self, to: int) -> Link:
         """Latency: half a small round trip. Rate: bytes over the extra time of a large one."""
-        n_embd = build_spec(self.checkpoint).n_embd
-        n_rows = max(2, _LARGE_NBYTES // (4 * n_embd))
-        small = statistics.median(self._ping(to, (1, n_embd), _N_PINGS, _PAUSE_S))
-        large = min(self._ping(to, (n_rows, n_embd), _N_LARGE, 0.0))
+        width = build_spec(self.checkpoint).row_width
+        n_rows = max(2, _LARGE_NBYTES // (4 * width))
+        small = statistics.median(self._ping(to, (1, width), _N_PINGS, _PAUSE_S))
+        large = min(self._ping(to, (n_rows, width), _N_LARGE, 0.0))
         # A small message spends part of its time unread; a large one possibly less.
-        return Link(small, 4 * n_rows * n_embd / max(large - small, 0.1 * large))
+        return Link(small, 4 * n_rows * width / max(large - small, 0.1 * large))
 
     def _ping(self, to: int, shape: tuple[int, int], n: int, pause_s: float) -> Iterator[float]:
         rows = np.zeros(shape, np.float32)

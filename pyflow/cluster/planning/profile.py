@@ -149,7 +149,7 @@ def layer_costs(
         tuple(stage.weight_bytes + kv for stage, (kv, _) in zip(stages, memory, strict=True)),
         embedding_nbytes=embedding,
         head_nbytes=head,
-        row_nbytes=4 * spec.n_embd,
+        row_nbytes=4 * spec.row_width,
         tied_nbytes=embedding + head - both,
         relative=tuple(stage.token_bytes / typical for stage in stages),
     )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pyflow.specs.bind.binding import Binding, Place
 from pyflow.specs.bind.ropes import Ropes
-from pyflow.specs.block import Block, Want
+from pyflow.specs.block import Block, PlePlace, Want
 from pyflow.specs.blocks import kinds
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.shapes import Table
@@ -27,6 +27,7 @@ class Blocks:
         self._tables = tables
         self.facts, self.binding, self.ropes = facts, binding, ropes
         self.n_embd = 0
+        self.ple = PlePlace()
         self.unsupported: list[str] = []
 
     def make(self, name: str, place: Place, source: Register, to: Register) -> Block:
@@ -62,6 +63,11 @@ class Context:
     @property
     def where(self) -> str:
         return f"{self.blocks.binding.where}: {self.place}"
+
+    @property
+    def ple(self) -> PlePlace:
+        ple = self.blocks.ple
+        return replace(ple, at=ple.first + (self.blocks.facts.layer or 0) * ple.n)
 
     def value(self, key: str) -> Any:
         return self.blocks.facts.value(self.keys, self.table, key)

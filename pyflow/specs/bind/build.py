@@ -9,15 +9,18 @@ from typing import Any
 from pyflow.errors import SpecError, UnsupportedError
 from pyflow.formats.overrides import NO_OVERRIDES, Overrides
 from pyflow.specs.bind.binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError
-from pyflow.specs.bind.blocks import Blocks
+from pyflow.specs.bind.blocks import Blocks, Context
 from pyflow.specs.bind.chains import chains
 from pyflow.specs.bind.rope import RopeTable
 from pyflow.specs.bind.ropes import ReadTensor, Ropes
-from pyflow.specs.block import Block, Want
+from pyflow.specs.block import Block, PlePlace, Want
 from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.altup import Altup
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.norm import Norm
+from pyflow.specs.blocks.ple_inputs import PleInputs
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.blocks.scale import Scale
 from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
@@ -116,6 +119,7 @@ class _Builder:
         self._facts, self._value = facts, facts.value
         self._blocks = Blocks(document["blocks"], facts, binding, ropes)
         self.unsupported = self._blocks.unsupported
+        self._altup: Context | None = None  # of the stack at hand
 
     def model(self, name: str) -> ModelSpec | None:
         doc = self._doc
@@ -217,18 +221,40 @@ class _Builder:
             n_vocab = found.shape[0] if found is not None and len(found.shape) == 2 else 0
         weight = self._binding.bind(place, {"embed": Want((n_vocab, n_embd))})["embed"]
         embedding = Embedding(weight or "", self._value(EMBED, embed, "scale"))
-        first = tuple(self._at_start(Place(name), embed))
+        n_layers = self._value(STACK, table, "n_layers")
+        self._altup = (
+            self._blocks.of(Altup, table["altup"], Place(name)) if "altup" in table else None
+        )
+        first = tuple(self._at_start(Place(name), embed, n_layers))
         layers = []
-        for i in range(self._value(STACK, table, "n_layers")):
+        for i in range(n_layers):
             self._facts.layer = i
             self._refuse()
             blocks = tuple(self._layer(Place(name, "", i), table.get("layer", ())))
             layers.append((*first, *blocks) if i == 0 else blocks)
         self._facts.layer = None
+        if self._altup is not None and layers:
+            layers[-1] = (*layers[-1], self._altup_part("merge"))
         return embedding, n_vocab, tuple(layers)
 
-    def _at_start(self, place: Place, embed: Mapping[str, Any]) -> Iterator[Block]:
+    def _altup_part(self, part: str, layer: int | None = None, source: Register = "x") -> Altup:
+        """A part of what keeps several streams; those of layers have tensors of their own."""
+        assert self._altup is not None
+        place = self._altup.place
+        if layer is not None:
+            place = replace(place, step="altup", layer=layer)
+        return Altup.make(replace(self._altup, place=place, role=part), source, "x")
+
+    def _at_start(self, place: Place, embed: Mapping[str, Any], n_layers: int) -> Iterator[Block]:
         """The blocks between the embedding and the first layer."""
+        if "ple" in embed:
+            ple = self._blocks.of(PleInputs, embed["ple"], place)
+            n_streams = self._altup.value("n") if self._altup is not None else 0
+            self._blocks.ple = PlePlace(ple.value("n"), n_layers, n_streams * self._blocks.n_embd)
+            if ple.value("n"):
+                yield PleInputs.make(ple, "x", "x")
+        if self._altup is not None:
+            yield self._altup_part("begin")
         if "positions" in embed:
             positions = self._blocks.of(Positions, embed["positions"], place)
             if positions.value("type") != "none":
@@ -270,6 +296,8 @@ class _Builder:
     def _layer(self, place: Place, steps: Sequence[Step]) -> Iterator[Block]:
         if len(steps) > _MAX_STEPS:
             raise SpecError(f"{steps[0].where}: expected at most {_MAX_STEPS} steps")
+        if self._altup is not None:
+            yield self._altup_part("predict", layer=place.layer)
         names: set[str] = set()
         for step in steps:
             if not self._value(STEP, step.values, "when"):
@@ -284,11 +312,19 @@ class _Builder:
         place = replace(layer, step=step.name)
         source: Register = "h" if step.norm else "x"
         sides: tuple[Register, Register] = ("a", "h")
+        into_streams = self._value(STEP, step.values, "into") == "streams"
+        if into_streams and (self._altup is None or not step.run):
+            raise SpecError(f"{step.where}: into: expected altup in the stack, and run")
+        if into_streams:
+            yield self._altup_part("correct", layer=layer.layer)
         if step.norm:
             yield self._norm(step.norm, place, "norm", "x", "h")
         if step.run:
             yield from self._branch(place, step, source, "h")
-            yield self._add(place, step, "h")
+            if into_streams:
+                yield self._altup_part("add", source="h")
+            else:
+                yield self._add(place, step, "h")
         else:
             first, second = step.parallel
             if step.norm and (first.norm or second.norm):
@@ -299,10 +335,18 @@ class _Builder:
                     at = "h"
                     yield self._norm(branch.norm, inner, "norm", "x", "h")
                 yield from self._branch(inner, branch, at, to)
-            yield self._add(place, first, "a")
-            yield self._add(place, second, "h")
+            if step.post_norm:
+                yield Add("a", "h")
+                yield self._norm(step.post_norm, place, "post_norm", "h", "h")
+                yield self._add(place, step, "h")
+            else:
+                yield self._add(place, first, "a")
+                yield self._add(place, second, "h")
         if step.out_norm:
             yield self._norm(step.out_norm, place, "out_norm", "x", "x")
+        scale = Scale.make(self._blocks.of(Scale, step.values, place), "x", "x")
+        if not scale.changes_nothing:
+            yield scale
 
     def _branch(self, place: Place, step: Step, source: Register, to: Register) -> Iterator[Block]:
         yield self._blocks.make(step.run, place, source, to)

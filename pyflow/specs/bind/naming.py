@@ -69,7 +69,7 @@ def _name(place: Place, full_role: str, asked: Asked, ref: Ref) -> str:
     stems, fused = _stems()
     is_fused = isinstance(ref, TensorRef) and ref.rows
     stem = (is_fused and fused.get(role)) or stems.get(role) or f"{place.step}_{role}"
-    experts = "_exps" if asked.want.n_experts else ""
+    experts = "_exps" if asked.want.n_experts and role in Moe.roles else ""
     layer = "" if place.layer is None else f"blk.{place.layer}."
     return f"{layer}{stem}{experts}.{ending}"
 

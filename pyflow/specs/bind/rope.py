@@ -33,7 +33,7 @@ _HF = {
     "short_factor": "short_divisors",
     "long_factor": "long_divisors",
     "rope_theta": "",
-    "partial_rotary_factor": "",
+    "partial_rotary_factor": "turned",
     "mrope_section": "",  # the axes of a text's positions are equal
     "mrope_interleaved": "",
     "max_position_embeddings": "",  # of Ministral 3, beside the original number
@@ -74,7 +74,9 @@ _TENSORS = {
     "long_divisors": "the tensor rope_factors_long.weight",
 }
 _NUMBER = Number(above=0, most=1e6)  # factors, magnitudes, turns
-_LAWS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope")
+NO_TURN = 1e30
+"""The divisor of a pair that does not turn (Gemma 4)."""
+_LAWS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _ALSO = {"default": "none", "su": "longrope"}
 
 
@@ -282,9 +284,11 @@ def _divided(values: Sequence[float], divisors: Sequence[object], where: str) ->
         raise FormatError(f"{where}: expected {len(values)} divisors, found {len(divisors)}")
     divided = []
     for f, d in zip(values, divisors, strict=True):
-        if isinstance(d, bool) or not isinstance(d, int | float) or not 1e-30 < abs(d) < 1e30:
+        # As f32 NO_TURN is a little more.
+        numbers = not isinstance(d, bool) and isinstance(d, int | float)
+        if not numbers or not 1e-30 < abs(d) < 1.01 * NO_TURN:
             raise FormatError(f"{where}: expected divisors other than 0, found {d!r:.60}")
-        divided.append(f / float(d))
+        divided.append(f / float(d) if abs(d) < 0.99 * NO_TURN else 0.0)
     return divided
 
 
@@ -380,7 +384,17 @@ def _longrope(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, in
     return Rope(near, magnitude, False, far, magnitude, original), t.n_ctx
 
 
+def _proportional(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
+    """Gemma 4: the first pairs turn as those of the whole head, the others not at all."""
+    turned = int(p.number("turned", 1.0, Number(least=0, most=1)) * t.n_dims / 2)
+    factor = p.number("factor", 1.0)
+    return Rope(
+        tuple(f / factor if i < turned else 0.0 for i, f in enumerate(plain)), p.extra
+    ), t.n_ctx
+
+
 _LAW = {
+    "proportional": _proportional,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

@@ -22,7 +22,9 @@ class Attention(Block):
     mask: full is attention of encoders: a row sees its whole text, and there is no cache. chunk: a
     row sees what is before it in its own chunk of `window` positions.
     kv_from: encoder is attention to all of a source, which an encoder has read; k and v take its
-    rows.
+    rows. kv_layer: the keys and values of an earlier layer, which has the same heads; then there is
+    no k and no v. kv_at, kv_given: of stages with a part of the layers, see `ModelSpec.stage`.
+    k and v may be one matrix: values are keys before their norm and rope.
 
     q: (n_heads * head_dim, n_embd); k: (n_kv_heads * head_dim, n_embd).
     v: (n_kv_heads * value_dim, n_embd); o: (n_embd, n_heads * value_dim). value_dim: None is
@@ -43,8 +45,8 @@ class Attention(Block):
     """
 
     q: Ref
-    k: Ref
-    v: Ref
+    k: Ref | None
+    v: Ref | None
     o: Ref
     n_heads: int
     n_kv_heads: int
@@ -77,6 +79,9 @@ class Attention(Block):
     temperature_offset: int | None = None
     plain_norms: Literal[True] | None = None
     v_norm: Literal[True] | None = None
+    kv_layer: int | None = None
+    kv_at: int | None = None
+    kv_given: Literal[True] | None = None
 
     kind: ClassVar = "attention"
     keys: ClassVar = {
@@ -89,6 +94,7 @@ class Attention(Block):
         "window": Param(Whole(least=0, most=1 << 30), 0),
         "softcap": Param(Number(least=0), 0.0),
         "kv_from": Param(Choice.of("self", "encoder"), "self"),
+        "kv_layer": Param(Whole(least=-1, most=1 << 16), -1),
         "qkv_bias": Param(Flag(auto=True), False),
         "o_bias": Param(Flag(auto=True), False),
         "sinks": Param(Flag(auto=True), False),
@@ -135,8 +141,15 @@ class Attention(Block):
         head_dim, value_dim = at.value("head_dim"), at.value("value_dim")
         if value_dim == head_dim:
             value_dim = None
+        kv_layer = None if (layer := at.value("kv_layer")) < 0 else layer
         wants = _wants(at, (n_heads, n_kv_heads), (head_dim, value_dim or head_dim))
-        norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
+        normed = {"q_norm": n_heads, "k_norm": n_kv_heads}
+        if kv_layer is not None:
+            if mask == "full" or kv_from == "encoder":
+                raise FormatError(f"{at.where}: expected kv_layer only where a text is written")
+            _drop_keys(at, wants, head_dim)
+            del normed["k_norm"]
+        norm = _add_norms(wants, at, normed, head_dim)
         if mask == "chunk" and not at.value("window"):
             raise FormatError(f"{at.where}: expected a window, the size of chunks, found none")
         n_buckets, buckets = None, tuple[int, ...]()
@@ -166,15 +179,20 @@ class Attention(Block):
             n_buckets=n_buckets,
             buckets=buckets,
             plain_norms=True if norm and norm.is_plain else None,
-            v_norm=_value_norm(at, value_dim or head_dim, norm),
+            v_norm=None if kv_layer is not None else _value_norm(at, value_dim or head_dim, norm),
+            kv_layer=kv_layer,
             **_temperature(at),
-            **at.bind(wants),
+            **{"k": None, "v": None, **at.bind(wants)},
         )
 
     def words(self, ropes: Sequence[Rope], /) -> Iterator[str]:
         yield f"attention: {self.n_heads} heads of {self.head_dim}, {self.n_kv_heads} of keys"
         yield from [f"values of {self.value_dim}"] if self.value_dim else []
+        yield from ["values are keys"] if self.v is not None and self.v == self.k else []
         yield from ["over the whole text"] if self.mask == "full" else []
+        yield from (
+            ["over cells of layer " + str(self.kv_layer)] if self.kv_layer is not None else []
+        )
         yield from ["over the source"] if self.kv_from else []
         yield from [f"biases in {self.n_buckets} buckets of distance"] if self.n_buckets else []
         if self.rope is not None:
@@ -208,6 +226,15 @@ def _check_cross(at: BlockContext) -> None:
             f"{at.where}: expected attention to a source (kv_from encoder) without positions, "
             f"found {', '.join(found)}"
         )
+
+
+def _drop_keys(at: BlockContext, wants: dict[str, Want], head_dim: int) -> None:
+    """Takes keys and values out of `wants`. Files may have theirs, which nothing reads."""
+    idle = {role: wants.pop(role) for role in list(wants) if role[0] in "kv"}
+    idle |= {"k_norm": Want((head_dim,))}
+    at.bind(
+        {role: replace(want, need="auto" if want.need else False) for role, want in idle.items()}
+    )
 
 
 def _temperature(at: BlockContext) -> dict[str, Any]:

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from pyflow.errors import FormatError
 from pyflow.specs.block import ACTIVATIONS, Block, BlockContext, Want
 from pyflow.specs.language.shapes import Param
-from pyflow.specs.language.values import Flag, Whole
+from pyflow.specs.language.values import Flag, Number, Whole
 from pyflow.specs.parts import Activation, Ref, Register, Rope
 
 
 @dataclass(frozen=True, slots=True)
 class Ffn(Block):
-    """out = down(act(gate(in)) * up(in)); without a gate down(act(up(in))). Biases where given."""
+    """out = down(act(gate(in)) * up(in)); without a gate down(act(up(in))). Biases where given.
+
+    cutoff: gates g become max(0, g - mean - cutoff * standard deviation) first, by all of a row.
+    """
 
     gate: Ref | None
     up: Ref
@@ -24,6 +28,7 @@ class Ffn(Block):
     gate_bias: Ref | None = None
     up_bias: Ref | None = None
     down_bias: Ref | None = None
+    cutoff: float | None = None
 
     kind: ClassVar = "ffn"
     keys: ClassVar = {
@@ -31,6 +36,7 @@ class Ffn(Block):
         "activation": Param(ACTIVATIONS),
         "gated": Param(Flag(), True),
         "bias": Param(Flag(auto=True), False),
+        "cutoff": Param(Number(least=0, most=100), 0.0),
     }
     roles: ClassVar = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
     fused: ClassVar = "ffn_up"
@@ -46,9 +52,22 @@ class Ffn(Block):
             "up_bias": Want((n_ff,), bias),
             "down_bias": Want((at.n_embd,), bias),
         }
-        return cls(source, to, n_ff=n_ff, activation=at.value("activation"), **at.bind(wants))
+        cutoff = at.value("cutoff")
+        if cutoff and (not gated or bias):
+            raise FormatError(
+                f"{at.where}: cutoff: expected a gate without biases, found {cutoff:g}"
+            )
+        return cls(
+            source,
+            to,
+            n_ff=n_ff,
+            activation=at.value("activation"),
+            cutoff=cutoff or None,
+            **at.bind(wants),
+        )
 
     def words(self, _: Sequence[Rope], /) -> Iterator[str]:
         yield f"ffn: {self.n_ff} {self.activation}"
         yield from ["gated"] if self.gate else []
+        yield from [f"gates above {self.cutoff:.4g} deviations"] if self.cutoff else []
         yield from ["biases"] if self.up_bias else []

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, Self
 
 from pyflow.errors import FormatError
 from pyflow.specs.block import ACTIVATIONS, Block, BlockContext, Want
-from pyflow.specs.language.shapes import Param
+from pyflow.specs.blocks.norm import NormValues
+from pyflow.specs.language.shapes import BlockName, Param
 from pyflow.specs.language.values import Choice, Flag, Number, Whole
 from pyflow.specs.parts import Activation, Ref, Register, Rope
 
@@ -27,6 +28,9 @@ class Moe(Block):
     shared_*: a gated Ffn of n_ff_shared for every token; shared_router (1, n_embd): it is
     multiplied by sigmoid(shared_router(in)). router_bias: (n_experts,); gate_bias, up_bias,
     down_bias: a row for each expert.
+    router_norm: (n_embd,), the weights of an RMS norm of the register router_input, whose result
+    divided by sqrt(n_embd) the router gets in place of the experts' input. expert_scale:
+    (n_experts,), factors of p.
     """
 
     router: Ref
@@ -54,6 +58,10 @@ class Moe(Block):
     n_groups_used: int = 1
     group_score: Literal["max", "two"] = "max"
     weighs_inputs: bool = False
+    router_norm: Ref | None = None
+    router_input: Register | None = None
+    router_eps: float | None = None
+    expert_scale: Ref | None = None
 
     kind: ClassVar = "moe"
     keys: ClassVar = {
@@ -71,6 +79,8 @@ class Moe(Block):
         "n_groups": Param(Whole(most=1 << 12), 1),
         "n_groups_used": Param(Whole(most=1 << 12), 1),
         "group_score": Param(Choice.of("max", "two"), "max"),
+        "router_norm": BlockName("norm"),
+        "expert_scale": Param(Flag(auto=True), False),
         "weigh": Param(Choice.of("output", "input"), "output"),
     }
     roles: ClassVar = {
@@ -83,6 +93,8 @@ class Moe(Block):
         "shared_down": "ffn_down_shexp",
         "shared_router": "ffn_gate_inp_shexp",
         "choice_bias": "exp_probs_b",
+        "router_norm": "ffn_gate_inp_norm",
+        "expert_scale": "ffn_expert_scale",
     }
     fused: ClassVar = "ffn_up"
 
@@ -109,15 +121,24 @@ class Moe(Block):
             "gate_bias": Want((n_ff,), at.value("bias"), n),
             "up_bias": Want((n_ff,), at.value("bias"), n),
             "down_bias": Want((at.n_embd,), at.value("bias"), n),
+            "expert_scale": Want((n,), at.value("expert_scale")),
             "choice_bias": Want((n,), at.value("choice_bias")),
             "shared_gate": Want((n_shared, at.n_embd), shared),
             "shared_up": Want((n_shared, at.n_embd), shared),
             "shared_down": Want((at.n_embd, n_shared), shared),
             "shared_router": Want((1, at.n_embd), router, also=((at.n_embd,),)),
         }
+        norm, norm_at = None, at.other("router_norm")
+        if norm_at is not None:
+            norm = NormValues.rms_of(norm_at, at.n_embd)
+            if norm is None:
+                raise FormatError(f"{at.where}: router_norm: expected an RMS norm with weights")
+            wants["router_norm"] = norm.weight
         return cls(
             source,
             to,
+            router_input="x" if norm else None,
+            router_eps=norm.eps if norm else None,
             n_experts=n,
             top_k=top_k,
             n_ff=n_ff,
@@ -136,6 +157,8 @@ class Moe(Block):
     def words(self, _: Sequence[Rope], /) -> Iterator[str]:
         yield f"experts: {self.top_k} of {self.n_experts}, {self.n_ff} {self.activation}"
         yield from ["by sigmoids"] if self.gating else []
+        yield from ["by a norm of x"] if self.router_norm else []
+        yield from ["with scales"] if self.expert_scale else []
         yield from ["chosen with a bias"] if self.choice_bias else []
         if self.n_groups > 1:
             yield f"of {self.n_groups_used} of {self.n_groups} groups"

@@ -56,6 +56,13 @@ class NormValues:
         return self.type == "rms" and self.weight.need is False
 
     @classmethod
+    def rms_of(cls, at: BlockContext | None, n: int) -> Self | None:
+        """Of a norm over n values; None unless it is RMS with weights, without a bias."""
+        norm = None if at is None else cls.of(at, n)
+        is_plain = norm and norm.type == "rms" and norm.weight.need and not norm.bias.need
+        return norm if is_plain else None
+
+    @classmethod
     def of(cls, at: BlockContext, n: int, *also: int) -> Self:
         """Of a norm over n values; also: other sizes that its tensors may have."""
         kind, bias = at.value("type"), at.value("bias")

@@ -4,10 +4,18 @@
     ='global' if (i + 1) % 6 == 0 else 'local'
 
 Operators are Python's and bind like Python's: ``if else``, ``or``, ``and``, ``not``, comparisons
-and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``. Functions: min,
-max, sqrt, log, and ``has('NAME')``, whether the checkpoint has such a tensor. There are no
-attributes and no other calls, so a spec from anywhere can be evaluated; its length, depth and
-numbers are bounded.
+and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``; a number is its digits
+as the key of a table. Functions:
+
+    min, max, sqrt, log
+    quantile(p)          of the standard normal distribution, p between 0 and 1
+    each(x, i)           item i of a list, or x itself
+    last(list, x, end)   the last place of x in a list before `end`
+    only(table, 'KEY', ...)  whether a table has no other keys
+    has('NAME')          whether the checkpoint has such a tensor
+
+There are no attributes and no other calls, so a spec from anywhere can be evaluated; its length,
+depth and numbers are bounded.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NoReturn, Protocol, TypeAlias
 
 Value: TypeAlias = bool | int | float | str | list[object] | dict[str, object]
@@ -246,10 +255,19 @@ class _Parser:
             return lambda s: _root(_number(arguments[0](s)))
         if name == "log" and len(arguments) == 1:
             return lambda s: _logarithm(_number(arguments[0](s)))
+        if name == "quantile" and len(arguments) == 1:
+            return lambda s: _quantile(_number(arguments[0](s)))
+        if name == "each" and len(arguments) == 2:
+            return _each(*arguments)
+        if name == "last" and len(arguments) == 3:
+            return _last(*arguments)
+        if name == "only" and len(arguments) > 1:
+            return _only(*arguments)
         if name == "has" and len(arguments) == 1:
             return lambda s: s.has_tensor(_text(arguments[0](s)))
         raise ExpressionError(
-            f"expected min(a, b), max(a, b), sqrt(x), log(x) or has('tensor'), found {name}() of "
+            "expected min(a, b), max(a, b), sqrt(x), log(x), quantile(p), each(x, i), "
+            f"last(list, x, end), only(table, 'key') or has('tensor'), found {name}() of "
             f"{len(arguments)} values"
         )
 
@@ -278,6 +296,8 @@ def _arithmetic(f: Callable[[float, float], float], a: Evaluate, b: Evaluate) ->
 def _index(values: Evaluate, at: Evaluate) -> Evaluate:
     def evaluate(scope: Scope) -> Value:
         items, i = values(scope), at(scope)
+        if isinstance(i, int) and not isinstance(i, bool) and isinstance(items, dict):
+            i = str(i)
         if isinstance(i, str) and not isinstance(items, list):
             item = items.get(i) if isinstance(items, dict) else None
             if item is None:
@@ -287,6 +307,34 @@ def _index(values: Evaluate, at: Evaluate) -> Evaluate:
         if not isinstance(item, bool | int | float | str | list | dict):
             raise ExpressionError(f"item {i}: expected a value, found {item!r:.40}")
         return item
+
+    return evaluate
+
+
+def _each(values: Evaluate, at: Evaluate) -> Evaluate:
+    item = _index(values, at)
+    return lambda s: item(s) if isinstance(values(s), list) else values(s)
+
+
+def _last(values: Evaluate, value: Evaluate, end: Evaluate) -> Evaluate:
+    def evaluate(scope: Scope) -> Value:
+        items, x, n = values(scope), value(scope), end(scope)
+        if not isinstance(items, list) or isinstance(n, bool) or not isinstance(n, int):
+            raise ExpressionError("expected last(list, x, end), with a whole number for end")
+        for i in range(min(n, len(items)) - 1, -1, -1):
+            if items[i] == x:
+                return i
+        raise ExpressionError(f"expected {x!r:.40} among the first {n}, found none")
+
+    return evaluate
+
+
+def _only(table: Evaluate, *keys: Evaluate) -> Evaluate:
+    def evaluate(scope: Scope) -> Value:
+        found = table(scope)
+        if not isinstance(found, dict):
+            raise ExpressionError(f"expected a table, found {found!r:.40}")
+        return found.keys() <= {_text(key(scope)) for key in keys}
 
     return evaluate
 
@@ -324,6 +372,12 @@ def _logarithm(x: float) -> float:
     if x <= 0:
         raise ExpressionError(f"there is no logarithm of {x}")
     return math.log(x)
+
+
+def _quantile(p: float) -> float:
+    if not 0 < p < 1:
+        raise ExpressionError(f"there is no quantile at {p}")
+    return NormalDist().inv_cdf(p)
 
 
 def _integer(digits: str) -> int:

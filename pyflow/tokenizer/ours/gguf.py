@@ -39,7 +39,8 @@ def from_pieces(metadata: Mapping[str, object], *, source: str, n_rows: int = 0)
     if model not in ("gpt2", "llama", "t5"):
         raise UnsupportedError(
             f"{source}: tokenizer.ggml.model: {model!r} is not supported; known: 'gpt2'"
-            " (byte-level BPE), 'llama' and 't5' (SentencePiece), 'bert' (WordPiece)"
+            " (byte-level BPE), 'llama' and 't5' (SentencePiece), 'bert' (WordPiece), "
+            "'gemma4' (BPE over pieces)"
         )
     metadata = _cut(metadata, n_rows, source=source)
     vocab = read_vocab(metadata, source=source)

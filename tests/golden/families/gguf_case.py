@@ -32,7 +32,7 @@ def shapes(text: str, sizes: dict[str, int], start: str = "") -> dict[str, list[
     for part in text.split():
         name, dims = part.rstrip("*").split(":")
         shape = [sizes[d] if d in sizes else int(d) for d in dims.split(",")]
-        found[f"{start}{name}" + ("" if name.endswith(".bias") else ".weight")] = shape
+        found[f"{start}{name}" + ("" if name.endswith((".bias", ".scale")) else ".weight")] = shape
         if part.endswith("*"):
             found[f"{start}{name}.bias"] = shape[:1]
     return found

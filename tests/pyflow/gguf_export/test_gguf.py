@@ -56,6 +56,7 @@ REFUSED = {
     "hf_llama_dynamic": "rope_scaling.*dynamic",
     "hf_falcon_sequential": r"blk\.0\.attn_qkv\.bias",
     "hf_falcon_rw": "alibi",
+    "hf_gemma3n_three": r"laurel_l.*expected 64 x 64, found 12 x 64",
 }
 NAMES = sorted(p.stem for p in FIXTURES.glob("hf_*.json"))
 SAME: dict[str, dict[str, Any]] = {name: {} for name in NAMES if name not in REFUSED} | CHANGED
@@ -151,7 +152,7 @@ def test_matrices_are_called_as_importance_and_types_know_them(name: str, tmp_pa
         if t.name in parts and is_matrix(parts[t.name].name, t.shape)
     }
     made = {t.name for t in to_gguf(checkpoint).tensors if is_matrix(t.name, t.shape)}
-    if name == "hf_gpt_oss":  # gate and up are one tensor in the folder
+    if name in ("hf_gpt_oss", "hf_gemma4_moe"):  # gate and up are one tensor in the folder
         made = {name for name in made if "ffn_gate_exps" not in name}
     assert found == made
 

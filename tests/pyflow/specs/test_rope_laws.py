@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyflow.errors import FormatError
 from pyflow.specs.bind.rope import RopeTable, make_rope
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -30,6 +31,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "neutral": _YARN | {"attn_factor": 1.0, "extrapolation_factor": 1, "truncate": True},
     "llama3": _LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 3},
     "longrope": _LONG | {"short_factor": [1.5] * 8, "long_factor": [2.0] * 8, "factor": 4.0},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.55, "factor": 2.0},
+    "proportional to all": {"rope_type": "proportional"},
     "its magnitude": _LONG
     | {"short_factor": [1.5] * 8, "long_factor": [2.0] * 8, "attention_factor": 1.3},
 }
@@ -50,3 +53,14 @@ def test_a_law_gives_what_transformers_gives(name: str, oracle: Callable[[str], 
     rope, _ = make_rope(table)
     np.testing.assert_allclose(rope.inv_freq, rotary.inv_freq.numpy(), rtol=2e-6)
     assert rope.magnitude == pytest.approx(rotary.attention_scaling, rel=1e-6)
+
+
+def test_pairs_that_do_not_turn_have_a_divisor_of_their_own() -> None:
+    """1e30, as f32 has it."""
+    given = [1.0, 2.0, float(np.float32(1e30)), 1e30]
+    rope, _ = make_rope(RopeTable(900.0, 8, False, 128, divisors=given))
+    plain, _ = make_rope(RopeTable(900.0, 8, False, 128))
+    assert rope.inv_freq == (plain.inv_freq[0], plain.inv_freq[1] / 2, 0.0, 0.0)
+    for wrong in (0.0, 1.1e30, float("inf"), float("nan")):
+        with pytest.raises(FormatError, match="divisors"):
+            make_rope(RopeTable(900.0, 8, False, 128, divisors=[1.0, 1.0, 1.0, wrong]))

@@ -21,7 +21,7 @@ from pyflow.speculate.drafters.lookup import PromptLookup
 from ..specs import tiny
 from ..specs.test_families import fixture
 
-FAMILIES = ["hf_deepseek3", "hf_lfm2", "hf_llama4", "hf_ministral3"]
+FAMILIES = ["hf_deepseek3", "hf_gemma3n", "hf_gemma4", "hf_lfm2", "hf_llama4", "hf_ministral3"]
 PROMPTS = [[5, 9, 5, 9, 5, 9, 5], [*range(1, 24)], [7] * 18]
 HOW: dict[str, Any] = {"n_predict": 30, "sampling": SamplingParams(temperature=0.7, seed=4)}
 

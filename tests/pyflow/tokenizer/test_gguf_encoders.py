@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from pyflow.errors import FormatError
 from pyflow.tokenizer import from_folder, from_metadata
@@ -104,3 +105,71 @@ def test_scores_must_be_numbers() -> None:
     }
     with pytest.raises(FormatError, match="scores"):
         from_metadata(metadata, source="x.gguf")
+
+
+def merged_pieces(folder: Path) -> dict[str, Any]:
+    """Writes a tokenizer.json like Gemma's, and gives what a GGUF file would say of it."""
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>"]
+    pieces = [*marks, *(f"<0x{i:02X}>" for i in range(256))]
+    library = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, special_tokens=pieces)
+    library.train_from_iterator([Path(__file__).read_text()] * 2, trainer)
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    library.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 2)]
+    )
+    state = json.loads(library.to_str())
+    vocab = sorted(state["model"]["vocab"], key=state["model"]["vocab"].__getitem__)
+    vocab.append("\n\n\n")
+    state["model"]["vocab"]["\n\n\n"] = len(vocab) - 1
+    own = state["added_tokens"][0]
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in marks]
+    state["added_tokens"].append(
+        own | {"id": len(vocab) - 1, "content": "\n\n\n", "special": False}
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    kinds = dict.fromkeys(vocab, TokenType.NORMAL) | dict.fromkeys(marks, TokenType.CONTROL)
+    kinds |= dict.fromkeys(pieces[len(marks) :], TokenType.BYTE)
+    kinds |= {"<unk>": TokenType.UNKNOWN, vocab[-1]: TokenType.USER_DEFINED}
+    merges = [one if isinstance(one, str) else " ".join(one) for one in state["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": vocab,
+        "tokenizer.ggml.token_type": np.array([kinds[text] for text in vocab]),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+
+
+def test_merged_pieces_give_the_ids_of_the_folder(tmp_path: Path) -> None:
+    metadata = merged_pieces(tmp_path)
+    folder, gguf = from_folder(tmp_path), from_metadata(metadata, source="x.gguf")
+    for text in [*TEXTS, "  def f(x):\n\n\n    return  x\n", "<|turn>user\nhi", "<0x41> <bos>"]:
+        for parse in (False, True):
+            ids = gguf.encode(text, parse_special=parse)
+            assert ids == folder.encode(text, parse_special=parse)
+            assert gguf.decode(ids[1:]) == text.replace("\u2581", " ")
+    assert gguf.encode("x")[0] == gguf.bos_id == 2
+    assert gguf.eos_id == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("merges", ["a"], "merges"),
+        ("merges", ["no such"], "merges"),
+        ("tokens", [], "empty"),
+        ("bos_token_id", "x", "bos_token_id"),
+    ],
+)
+def test_hostile_merged_pieces_are_refused(
+    key: str, value: Any, match: str, tmp_path: Path
+) -> None:
+    metadata = merged_pieces(tmp_path)
+    with pytest.raises(FormatError, match=match):
+        from_metadata(metadata | {f"tokenizer.ggml.{key}": value}, source="x.gguf")

@@ -2,6 +2,7 @@
 // KV cache, with grouped queries; biases, norms, rope and ALiBi slopes if the model has them.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/attention/split.h"
@@ -53,7 +54,7 @@ class Attention final : public Block, private AttentionWeights {
     const float* in = s.registers[in_];
     const std::array products = {Product{q_, q.rows, q.stride}, Product{k_, k.rows, k.stride},
                                  Product{v_, v.rows, v.stride}};
-    multiply(s, team, products, all_rows(s, in, s.stride));
+    multiply(s, team, std::span(products).first(n_inputs()), all_rows(s, in, s.stride));
     if (norms_all_ && (q_norm_ || k_norm_)) normalize(s, team, memory);
     const AttendArgs args = {.kv = kv,
                              .q = memory.cells.q.rows,
@@ -94,6 +95,7 @@ class Attention final : public Block, private AttentionWeights {
       });
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
+    gather_carried(s, team);
     gather(s, team, memory.mixed.rows, mixed.stride, mixed_);
     float* out = s.product_output(out_);
     multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
@@ -102,6 +104,9 @@ class Attention final : public Block, private AttentionWeights {
   }
 
  private:
+  // Matrices of the input: of queries, keys and values; keys may be values too, or come from another
+  // layer.
+  size_t n_inputs() const { return k_ == nullptr ? 1 : k_ == v_ ? 2 : 3; }
   // Whether norms of all heads need those of other members.
   bool gathers_heads() const {
     return norms_all_ && (q_norm_ || k_norm_) && n_heads_ < whole_.n_heads;
@@ -175,21 +180,56 @@ class Attention final : public Block, private AttentionWeights {
     const auto& [q, k, v, mixed] = memory.plain;
     const Rows& cells = memory.cells;
     turn(s, row, q, first * group(), last * group(), q_bias_, q_norm_);
-    turn(s, row, k, first, last, k_bias_, k_norm_);
+    if (k_) prepare_cells(s, memory.plain, row, first, last);
+    if (given_) move_carried(s.carried, s, memory.plain, row, first, last);
+    if (kv_at_ >= 0 && !given_)
+      move_carried(s.carried_out, s, memory.plain, row, first, last, /*back=*/true);
     if (temperature_)
       s.kernels.scale(q.at(row, first * group()),
                       temperature_.at(s.rows[static_cast<size_t>(row)].position),
                       (last - first) * group() * head_dim_);
-    if (v_bias_)
-      s.kernels.add(v.at(row, first), v_bias_ + first * value_dim_, (last - first) * value_dim_);
-    for (int64_t h = first; h < last && v_norm_; ++h)
-      v_norm_.norm(s.kernels, v.at(row, h), value_dim_, v.at(row, h));
     copy_heads(q, cells.q, row, first * group(), last * group());
+    if (sees_ == Sees::CellsOfLayer) return;
     copy_heads(k, cells.k, row, first, last);
     copy_heads(v, cells.v, row, first, last);
     const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(s.first_row + row)];
     for (int64_t h = first; h < last; ++h)
       s.kernels.store_kv(s.kv->view(layer_), slot, h, cells.k.at(row, h), cells.v.at(row, h));
+  }
+
+  // Biases, norms and rotation of keys and values.
+  void prepare_cells(const Step& s, const Rows& plain, int64_t row, int64_t first,
+                     int64_t last) const {
+    const auto& [q, k, v, mixed] = plain;
+    if (k_ == v_) std::copy_n(k.at(row, first), (last - first) * head_dim_, v.at(row, first));
+    turn(s, row, k, first, last, k_bias_, k_norm_);
+    if (v_bias_)
+      s.kernels.add(v.at(row, first), v_bias_ + first * value_dim_, (last - first) * value_dim_);
+    for (int64_t h = first; h < last && v_norm_; ++h)
+      v_norm_.norm(s.kernels, v.at(row, h), value_dim_, v.at(row, h));
+  }
+
+  // Copies keys and values from what a row carries, all keys before all values, or back.
+  void move_carried(float* carried, const Step& s, const Rows& plain, int64_t row, int64_t first,
+                    int64_t last, bool back = false) const {
+    for (const auto& [heads, at] : {std::pair{&plain.k, int64_t{0}}, {&plain.v, k_dim()}}) {
+      float* there =
+          carried + row * s.carried_stride + kv_at_ + at + (own_kv_.begin + first) * heads->dim;
+      const int64_t n = (last - first) * heads->dim;
+      if (back)
+        std::copy_n(heads->at(row, first), n, there);
+      else
+        std::copy_n(there, n, heads->at(row, first));
+    }
+  }
+
+  // Members bring together what rows carry of each.
+  void gather_carried(Step& s, Team& team) const {
+    if (kv_at_ < 0 || given_) return;
+    float* keys = s.carried_out + kv_at_;
+    const std::array both = {SharedRows{keys, s.carried_stride, s.n_rows, &all_k_},
+                             SharedRows{keys + k_dim(), s.carried_stride, s.n_rows, &all_v_}};
+    gather(s, team, both);
   }
 
   // Takes query heads [first, last) of a row's mixes out of the size of cells.
@@ -201,7 +241,7 @@ class Attention final : public Block, private AttentionWeights {
   // wherever its neighbours are.
   int64_t n_by_tiles(const Step& s) const {
     const auto by_panels = [&s](const PackedTensor* w) {
-      return s.kernels.prefill_matmul[static_cast<size_t>(w->dtype())] != nullptr;
+      return w && s.kernels.prefill_matmul[static_cast<size_t>(w->dtype())] != nullptr;
     };
     const bool any = by_panels(q_) || by_panels(k_) || by_panels(v_) || by_panels(o_);
     return any && s.kernels.prefill_attend && biases_.empty() ? s.n_prefill : 0;

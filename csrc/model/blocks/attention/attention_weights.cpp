@@ -8,12 +8,14 @@
 #include "core/errors.h"
 #include "core/portable_math.h"
 #include "model/blocks/linear.h"
+#include "model/blocks/streams/carried.h"
 
 namespace pyflow {
 namespace {
 
 Sees seen_by(const BlockSpec& spec) {
   if (spec.has("kv_from") && spec.text("kv_from") == "encoder") return Sees::Source;
+  if (spec.has("kv_layer")) return Sees::CellsOfLayer;
   return spec.has("mask") && spec.text("mask") == "full" ? Sees::WholeText : Sees::Cells;
 }
 
@@ -72,21 +74,12 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
   if (spec.has("relative")) take_biases(w, spec);
   if (sees_ == Sees::Source) check_source(spec);
   share(c.stage.member);
-  const auto rows = [](const Share& heads, int64_t dim) {
-    return Share{heads.begin * dim, heads.end * dim};
-  };
-  q_ = &w.rows_of(spec.tensor("q"), q_dim(), n_embd_, rows(own_q_, head_dim_));
-  k_ = &w.rows_of(spec.tensor("k"), k_dim(), n_embd_, rows(own_kv_, head_dim_),
-                  Weights::Loop::Continued);
-  v_ = &w.rows_of(spec.tensor("v"), v_dim(), n_embd_, rows(own_kv_, value_dim_),
-                  Weights::Loop::Continued);
-  values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
-                  spec.tensor("v").name != spec.tensor("k").name;
-  if (values_apart_) c.facts.values.insert(v_);
+  if (spec.has("kv_at")) {
+    kv_at_ = carried(c, spec, "kv_at", k_dim() + v_dim());
+    given_ = spec.has("kv_given") && spec.flag("kv_given");
+  }
+  take_inputs(w, spec, c.facts);
   o_ = &w.rows_of(spec.tensor("o"), n_embd_, mixed_dim(), embd_.own);
-  q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
-  k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
-  v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
   o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
   sinks_ = w.vector_or_null(spec.tensor_or_none("sinks"), whole_.n_heads);
   norms_all_ = spec.text("norm_span") == "all";
@@ -100,12 +93,35 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
                    RowNorm("rms", spec.number("norm_eps"), w.vector_or_ones({}, value_dim_), {})};
   take_own();
   add_facts(c.facts);
+  if (sees_ == Sees::CellsOfLayer) {
+    layer_ = cells_of(spec.integer("kv_layer"), c.facts);
+    c.facts.cell_readers[c.layer] = spec.integer("kv_layer");
+  }
+  if (sees_ == Sees::Cells) c.facts.attention_cells[c.layer] = layer_;
+}
+
+void AttentionWeights::take_inputs(Weights& w, const BlockSpec& spec, BlockFacts& facts) {
+  const auto rows = [](const Share& heads, int64_t dim) {
+    return Share{heads.begin * dim, heads.end * dim};
+  };
+  q_ = &w.rows_of(spec.tensor("q"), q_dim(), n_embd_, rows(own_q_, head_dim_));
+  q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
+  if (sees_ == Sees::CellsOfLayer || given_) return;
+  k_ = &w.rows_of(spec.tensor("k"), k_dim(), n_embd_, rows(own_kv_, head_dim_),
+                  Weights::Loop::Continued);
+  v_ = &w.rows_of(spec.tensor("v"), v_dim(), n_embd_, rows(own_kv_, value_dim_),
+                  Weights::Loop::Continued);
+  values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
+                  spec.tensor("v").name != spec.tensor("k").name;
+  if (values_apart_) facts.values.insert(v_);
+  k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
+  v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
 }
 
 void AttentionWeights::share(const Membership& member) {
   whole_ = {n_heads_, n_kv_heads_};
   embd_ = Shares(Cut::tiles(n_embd_), member);
-  if (!member.alone() && sees_ != Sees::Cells)
+  if (!member.alone() && (sees_ == Sees::WholeText || sees_ == Sees::Source))
     throw UnsupportedError(
         "attention to whole texts or sources cannot be shared by members; use stages of one");
   for (int64_t m = 0; m < member.of; ++m) {
@@ -115,6 +131,7 @@ void AttentionWeights::share(const Membership& member) {
     // Of members that have the same kv head, the first one sends its keys.
     const int64_t end = heads.first ? heads.kv.end : heads.kv.begin;
     all_k_.all.push_back({heads.kv.begin * head_dim_, end * head_dim_});
+    all_v_.all.push_back({heads.kv.begin * value_dim_, end * value_dim_});
     if (m == member.number) {
       own_q_ = heads.q;
       own_kv_ = heads.kv;
@@ -144,18 +161,37 @@ void AttentionWeights::take_own() {
   n_kv_heads_ = own_kv_.size();
 }
 
+LayerKv AttentionWeights::cells() const {
+  return {.n_kv_heads = n_kv_heads_,
+          .key_dim = head_dim_,
+          .value_dim = value_dim_,
+          .window = window_,
+          .chunked = chunked_};
+}
+
+size_t AttentionWeights::cells_of(int64_t layer, const BlockFacts& facts) const {
+  const auto found = facts.attention_cells.find(layer);
+  if (found == facts.attention_cells.end())
+    throw ShapeError("attention: kv_layer " + std::to_string(layer) +
+                     ": expected an earlier layer of this stage with cells of its own");
+  const LayerKv &own = cells(), &theirs = facts.kv_layers[found->second];
+  if (own.n_kv_heads != theirs.n_kv_heads || own.key_dim != theirs.key_dim ||
+      own.value_dim != theirs.value_dim || own.window != theirs.window ||
+      own.chunked != theirs.chunked)
+    throw ShapeError("attention: kv_layer " + std::to_string(layer) +
+                     ": expected heads and a window like those of the layer at hand");
+  return found->second;
+}
+
 void AttentionWeights::add_facts(BlockFacts& facts) const {
-  const LayerKv cells = {.n_kv_heads = n_kv_heads_,
-                         .key_dim = head_dim_,
-                         .value_dim = value_dim_,
-                         .window = window_,
-                         .chunked = chunked_};
   if (sees_ == Sees::WholeText) return;
   if (sees_ == Sees::Source) {
-    facts.source_layers.push_back(cells);
+    facts.source_layers.push_back(cells());
     return;
   }
-  facts.kv_layers.push_back(cells);
+  facts.host_only = facts.host_only || sees_ == Sees::CellsOfLayer;
+  if (sees_ == Sees::CellsOfLayer) return;
+  facts.kv_layers.push_back(cells());
   facts.kv_ropes.push_back(rope_ ? std::optional(KeyRope{*rope_}) : std::nullopt);
   facts.relative = facts.relative || rope_ || !slopes_.empty() || !biases_.empty();
   facts.absolute = facts.absolute || temperature_ || chunked_;

@@ -40,8 +40,9 @@ struct Temperature {
   float at(int64_t position) const;
 };
 
-// Whose keys and values rows see: those of their own text, cached or not, or of a source.
-enum class Sees : uint8_t { Cells, WholeText, Source };
+// Whose keys and values rows see: those of their own text, cached by this layer, by an earlier one,
+// or not at all, or those of a source.
+enum class Sees : uint8_t { Cells, CellsOfLayer, WholeText, Source };
 
 class AttentionWeights {
  public:
@@ -77,9 +78,9 @@ class AttentionWeights {
   struct {
     int64_t n_heads, n_kv_heads;
   } whole_;
-  Share own_q_, own_kv_;          // its heads
-  Shares mixed_, all_q_, all_k_;  // columns of all members
-  Shares embd_;                   // of the output
+  Share own_q_, own_kv_;                  // its heads
+  Shares mixed_, all_q_, all_k_, all_v_;  // columns of all members
+  Shares embd_;                           // of the output
   float scale_, softcap_;
   std::optional<size_t> rope_;
   Temperature temperature_;
@@ -87,18 +88,27 @@ class AttentionWeights {
   int64_t window_;
   bool chunked_;
   size_t layer_;
+  // Where rows carry keys and values, those of all members, to layers of other stages that share
+  // them: this layer writes them there, or takes them from there (given_). -1: nowhere.
+  int64_t kv_at_ = -1;
+  bool given_ = false;
   std::vector<float> slopes_;
   const float* sinks_;
   std::vector<float> biases_;  // of scores, as TextArgs has them
   int64_t bias_reach_ = 0;
-  const PackedTensor *q_, *k_, *v_, *o_;
-  bool values_apart_;  // v_ shares no tensor with q_ or k_
-  const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
+  const PackedTensor *q_, *k_ = nullptr, *v_ = nullptr,
+                          *o_;  // k_ and v_ may be one; null: cells of another layer
+  bool values_apart_ = false;   // v_ shares no tensor with q_ or k_
+  const float *q_bias_, *k_bias_ = nullptr, *v_bias_ = nullptr, *o_bias_;
   HeadNorm q_norm_, k_norm_, v_norm_;
   bool norms_all_ = false;
 
  private:
   void check_source(const BlockSpec& spec) const;
+  void take_inputs(Weights& w, const BlockSpec& spec, BlockFacts& facts);
+  LayerKv cells() const;
+  // The cells of an earlier layer. Throws ShapeError unless it has some like these.
+  size_t cells_of(int64_t layer, const BlockFacts& facts) const;
   void add_facts(BlockFacts& facts) const;
   void take_biases(Weights& w, const BlockSpec& spec);
   // Which heads each member has; then what is by head is cut to its own.

@@ -24,7 +24,9 @@ class Names(dict[str, Any]):
         return name in ("norm.weight",)
 
 
-NAMES = Names(n=12, x=2.5, yes=True, no=False, word="full", types=["a", "b", 3], zero=0)
+NAMES = Names(
+    n=12, x=2.5, yes=True, no=False, word="full", types=["a", "b", 3], zero=0, sizes={"3": {"a": 1}}
+)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,14 @@ def test_words_of_its_own() -> None:
     assert parse("sqrt(n + 4)").evaluate(NAMES) == 4.0
     assert parse("true").evaluate(NAMES) is True
     assert parse("has('norm.weight') and not has('other')").evaluate(NAMES) is True
+    assert parse("quantile(0.95)").evaluate(NAMES) == pytest.approx(1.6448536269514722)
+    assert parse("each(types, 1)").evaluate(NAMES) == NAMES["types"][1]
+    assert parse("each(n, 1)").evaluate(NAMES) == NAMES["n"]
+    assert parse("last(types, types[0], 3)").evaluate(NAMES) == max(
+        i for i, kind in enumerate(NAMES["types"][:3]) if kind == NAMES["types"][0]
+    )
+    assert parse("only(sizes[3], 'a', 'b')").evaluate(NAMES) is True
+    assert parse("only(sizes[3], 'b')").evaluate(NAMES) is False
     assert parse("n + x * n").names == ("n", "x")
 
 
@@ -122,6 +132,11 @@ def test_what_is_no_expression_is_refused(text: str, mentions: str) -> None:
         ("n[0]", "12"),
         ("3 in n", "12"),
         ("has(n)", "12"),
+        ("quantile(1)", "quantile"),
+        ("last(types, n, 2)", "among the first 2"),
+        ("last(n, n, 2)", "last(list"),
+        ("only(n, 'a')", "table"),
+        ("each(types, 9)", "9"),
         ("word < 'g'", "full"),
     ],
 )
