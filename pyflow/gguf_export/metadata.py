@@ -98,7 +98,9 @@ def _array(values: tuple[Value, ...], where: str) -> Array:
     kinds = {type(value) for value in checked}
     if kinds == {bool}:
         return np.array(checked, np.bool_)
-    return np.array(checked, np.int32 if kinds == {int} else np.float32)
+    if kinds == {int}:
+        return np.array(checked, np.int32)
+    return np.array(checked, np.float32)
 
 
 def _checked(value: Value, where: str) -> Scalar:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from pyflow.errors import SpecError
-from pyflow.specs.block import ACTIVATIONS
+from pyflow.specs.block import ACTIVATIONS, Block
 from pyflow.specs.blocks import named_kinds
 from pyflow.specs.blocks.add import Add
 from pyflow.specs.blocks.altup import Altup
@@ -167,7 +167,7 @@ STACK_ROLES = (
 @cache
 def step_roles() -> tuple[str, ...]:
     """The roles of tensors in a step: of all kinds of blocks, and of its norms."""
-    kinds = (*named_kinds().values(), Altup, Scale)
+    kinds: tuple[type[Block], ...] = (*named_kinds().values(), Altup, Scale)
     roles = (role for kind in kinds for role in kind.roles)
     return with_biases(*dict.fromkeys((*roles, *STEP_NORMS)))
 

@@ -194,8 +194,8 @@ class ModelSpec:
     def stage(self, first: int = 0, last: int | None = None) -> dict[str, object]:
         """Layers ``[first, last)`` as the extension takes them: plain dicts and lists.
 
-        The stage that holds layer 0 embeds; the one that holds the last layer has the head. Keys and
-        values that layers of several stages share travel along with rows: the layer that makes
+        The stage that holds layer 0 embeds; the one that holds the last layer has the head. Keys
+        and values that layers of several stages share travel along with rows: the layer that makes
         them has a place for these, kv_at, and in each later stage the first layer that reads them
         has cells for them (kv_given), which others of this stage read.
         """

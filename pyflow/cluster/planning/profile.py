@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.cluster.planning.plan import LayerCosts
@@ -63,7 +64,7 @@ def profile_rank(
     first = (spec.n_layers - n) // 2
     stage = _stage(checkpoint, spec, range(first, first + n), pool, load=True, device=device)
     share = sum(nbytes[first : first + n]) / typical
-    layer_ms = tuple(ms / share for ms in _times(stage, spec.n_embd))
+    layer_ms = tuple(ms / share for ms in _times(stage, spec, range(first, first + n)))
     head = _ends(checkpoint, spec, pool, head=True).token_bytes
     read_bytes_per_s = stage.read_rate(_PROBES) if device is None else device.read_bandwidth
     del stage
@@ -145,8 +146,10 @@ def layer_costs(
     head = _ends(checkpoint, spec, pool, head=True).weight_bytes
     both = _ends(checkpoint, spec, pool, embedding=True, head=True).weight_bytes
     typical = statistics.fmean(stage.token_bytes for stage in stages)
+    held = [stage.weight_bytes + kv for stage, (kv, _) in zip(stages, memory, strict=True)]
+    held[0] -= embedding
     costs = LayerCosts(
-        tuple(stage.weight_bytes + kv for stage, (kv, _) in zip(stages, memory, strict=True)),
+        tuple(held),
         embedding_nbytes=embedding,
         head_nbytes=head,
         row_nbytes=4 * spec.row_width,
@@ -165,8 +168,8 @@ def _stage(
     load: bool = False,
     device: StageDevice | None = None,
 ) -> _core.Stage:
-    """Layers alone, without embedding and head."""
-    only = spec.stage(layers.start, layers.stop) | {"embedding": None, "head": None}
+    """Layers without the head; the first one needs the embedding."""
+    only = spec.stage(layers.start, layers.stop) | {"head": None}
     there = None if device is None else device.native(len(layers))
     return _core.Stage(checkpoint.native, only, pool, load, checkpoint.pack_as, there)
 
@@ -186,10 +189,13 @@ def _ends(
     return _core.Stage(checkpoint.native, only, pool, load=False, pack_as=checkpoint.pack_as)
 
 
-def _times(stage: _core.Stage, n_embd: int) -> list[float]:
+def _times(stage: _core.Stage, spec: ModelSpec, layers: range) -> list[float]:
     """ms of 1, 2, ... rows, made monotonic: noise only makes runs longer."""
     context = _core.Context(stage, n_ctx=2 * N_ROWS, n_seq_max=1, n_batch=N_ROWS, cache_type="f16")
-    rows = np.random.default_rng(1).standard_normal((N_ROWS, n_embd)).astype(np.float32)
+    random = np.random.default_rng(1)
+    rows: NDArray[Any] = random.standard_normal((N_ROWS, spec.row_width)).astype(np.float32)
+    if layers.start == 0:
+        rows = random.integers(0, spec.n_vocab, N_ROWS).astype(np.int32)
     samples: list[list[float]] = [[] for _ in range(N_ROWS)]
     started = time.monotonic()
     for repeat in range(-1, _REPEATS):

@@ -127,8 +127,8 @@ class Run(Part, frozen=True):
 class Frame(Tagged, frozen=True):
     """Changes to cells, then perhaps a run; from one stage to the next.
 
-    hidden: (n_rows, row_width) f32, the previous stage's output. None from the driver, and if a stage
-    has skipped the run.
+    hidden: (n_rows, row_width) f32, the previous stage's output. None from the driver, and if a
+    stage has skipped the run.
     """
 
     epoch: U32

@@ -285,8 +285,11 @@ def _divided(values: Sequence[float], divisors: Sequence[object], where: str) ->
     divided = []
     for f, d in zip(values, divisors, strict=True):
         # As f32 NO_TURN is a little more.
-        numbers = not isinstance(d, bool) and isinstance(d, int | float)
-        if not numbers or not 1e-30 < abs(d) < 1.01 * NO_TURN:
+        if (
+            isinstance(d, bool)
+            or not isinstance(d, int | float)
+            or not 1e-30 < abs(d) < 1.01 * NO_TURN
+        ):
             raise FormatError(f"{where}: expected divisors other than 0, found {d!r:.60}")
         divided.append(f / float(d) if abs(d) < 0.99 * NO_TURN else 0.0)
     return divided

@@ -4,8 +4,8 @@
     ='global' if (i + 1) % 6 == 0 else 'local'
 
 Operators are Python's and bind like Python's: ``if else``, ``or``, ``and``, ``not``, comparisons
-and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``; a number is its digits
-as the key of a table. Functions:
+and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``; as the key
+of a table a number is its digits. Functions:
 
     min, max, sqrt, log
     quantile(p)          of the standard normal distribution, p between 0 and 1
