@@ -14,8 +14,9 @@ from pyflow.errors import UnsupportedError
 from pyflow.specs import Description
 from pyflow.specs.bind.rope import NO_TURN, Parameters, RopeTable, frequencies, make_rope
 from pyflow.specs.document import Document
-from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import STANDARD, Facts
+from pyflow.specs.language.functions import Value
 from pyflow.specs.language.values import Given, Key, Number
 from pyflow.specs.parts import Rope
 

@@ -21,7 +21,7 @@ from pyflow.specs.blocks.ple_inputs import PleInputs
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.blocks.scale import Scale
 from pyflow.specs.blocks.token_types import TokenTypes
-from pyflow.specs.language.expression import Value
+from pyflow.specs.language.functions import Value
 from pyflow.specs.language.shapes import (
     BlockName,
     BlockTable,

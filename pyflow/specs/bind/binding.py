@@ -10,8 +10,9 @@ from typing import Any, Literal, Protocol
 
 from pyflow.errors import SpecError
 from pyflow.specs.block import Want
-from pyflow.specs.language.expression import ExpressionError, UnresolvedError, Value
+from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import Facts
+from pyflow.specs.language.functions import ExpressionError, Value
 from pyflow.specs.language.tensors import Entry, TensorSource
 from pyflow.specs.language.values import Given, Whole, nearest
 from pyflow.specs.parts import Ref, TensorRef

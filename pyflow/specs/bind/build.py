@@ -25,8 +25,9 @@ from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
 from pyflow.specs.language import unread
-from pyflow.specs.language.expression import ExpressionError, UnresolvedError
+from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import Facts, Source
+from pyflow.specs.language.functions import ExpressionError
 from pyflow.specs.language.tensors import Pattern
 from pyflow.specs.model_spec import NO_HEAD, Embedding, Head, ModelSpec, SourceSpec
 from pyflow.specs.parts import Register

@@ -284,14 +284,10 @@ def _divided(values: Sequence[float], divisors: Sequence[object], where: str) ->
         raise FormatError(f"{where}: expected {len(values)} divisors, found {len(divisors)}")
     divided = []
     for f, d in zip(values, divisors, strict=True):
-        # As f32 NO_TURN is a little more.
-        if (
-            isinstance(d, bool)
-            or not isinstance(d, int | float)
-            or not 1e-30 < abs(d) < 1.01 * NO_TURN
-        ):
+        by = float(d) if isinstance(d, int | float) and not isinstance(d, bool) else 0.0
+        if not 1e-30 < abs(by) < 1.01 * NO_TURN:  # which as f32 is a little more
             raise FormatError(f"{where}: expected divisors other than 0, found {d!r:.60}")
-        divided.append(f / float(d) if abs(d) < 0.99 * NO_TURN else 0.0)
+        divided.append(f / by if abs(by) < 0.99 * NO_TURN else 0.0)
     return divided
 
 
@@ -389,11 +385,9 @@ def _longrope(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, in
 
 def _proportional(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     """Gemma 4: the first pairs turn as those of the whole head, the others not at all."""
-    turned = int(p.number("turned", 1.0, Number(least=0, most=1)) * t.n_dims / 2)
-    factor = p.number("factor", 1.0)
-    return Rope(
-        tuple(f / factor if i < turned else 0.0 for i, f in enumerate(plain)), p.extra
-    ), t.n_ctx
+    factor, n = p.number("factor", 1.0), t.n_dims * p.number("turned", 1.0, Number(0, most=1)) // 2
+    turns = (f / factor if i < n else 0.0 for i, f in enumerate(plain))
+    return Rope(tuple(turns), p.extra), t.n_ctx
 
 
 _LAW = {

@@ -26,18 +26,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 from typing import NoReturn, Protocol, TypeAlias
 
-Value: TypeAlias = bool | int | float | str | list[object] | dict[str, object]
+from pyflow.specs.language import functions
+from pyflow.specs.language.functions import ExpressionError, Value
 
 _MAX_CHARS = 400
 _MAX_DEPTH = 24
 _MAX_NUMBER = 1 << 62
-
-
-class ExpressionError(ValueError):
-    """The text is not an expression, or the expression has no value."""
 
 
 class UnresolvedError(Exception):
@@ -252,17 +248,18 @@ class _Parser:
             best = min if name == "min" else max
             return lambda s: best(_number(a(s)) for a in arguments)
         if name == "sqrt" and len(arguments) == 1:
-            return lambda s: _root(_number(arguments[0](s)))
+            return lambda s: functions.root(_number(arguments[0](s)))
         if name == "log" and len(arguments) == 1:
-            return lambda s: _logarithm(_number(arguments[0](s)))
+            return lambda s: functions.logarithm(_number(arguments[0](s)))
         if name == "quantile" and len(arguments) == 1:
-            return lambda s: _quantile(_number(arguments[0](s)))
+            return lambda s: functions.quantile(_number(arguments[0](s)))
         if name == "each" and len(arguments) == 2:
-            return _each(*arguments)
+            items, item = arguments[0], _index(*arguments)
+            return lambda s: item(s) if isinstance(items(s), list) else items(s)
         if name == "last" and len(arguments) == 3:
-            return _last(*arguments)
+            return lambda s: functions.last(*(a(s) for a in arguments))
         if name == "only" and len(arguments) > 1:
-            return _only(*arguments)
+            return lambda s: functions.only(*(a(s) for a in arguments))
         if name == "has" and len(arguments) == 1:
             return lambda s: s.has_tensor(_text(arguments[0](s)))
         raise ExpressionError(
@@ -311,34 +308,6 @@ def _index(values: Evaluate, at: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _each(values: Evaluate, at: Evaluate) -> Evaluate:
-    item = _index(values, at)
-    return lambda s: item(s) if isinstance(values(s), list) else values(s)
-
-
-def _last(values: Evaluate, value: Evaluate, end: Evaluate) -> Evaluate:
-    def evaluate(scope: Scope) -> Value:
-        items, x, n = values(scope), value(scope), end(scope)
-        if not isinstance(items, list) or isinstance(n, bool) or not isinstance(n, int):
-            raise ExpressionError("expected last(list, x, end), with a whole number for end")
-        for i in range(min(n, len(items)) - 1, -1, -1):
-            if items[i] == x:
-                return i
-        raise ExpressionError(f"expected {x!r:.40} among the first {n}, found none")
-
-    return evaluate
-
-
-def _only(table: Evaluate, *keys: Evaluate) -> Evaluate:
-    def evaluate(scope: Scope) -> Value:
-        found = table(scope)
-        if not isinstance(found, dict):
-            raise ExpressionError(f"expected a table, found {found!r:.40}")
-        return found.keys() <= {_text(key(scope)) for key in keys}
-
-    return evaluate
-
-
 def _is_in(item: Value, items: Value) -> bool:
     if not isinstance(items, list):
         raise ExpressionError(f"expected a list to look into, found {items!r:.40}")
@@ -360,24 +329,6 @@ def _power(x: float, y: float) -> float:
     if isinstance(power, complex):
         raise ExpressionError(f"{x} ** {y} is not a real number")
     return float(power) if isinstance(power, float) else int(power)
-
-
-def _root(x: float) -> float:
-    if x < 0:
-        raise ExpressionError(f"the square root of {x} is not a real number")
-    return math.sqrt(x)
-
-
-def _logarithm(x: float) -> float:
-    if x <= 0:
-        raise ExpressionError(f"there is no logarithm of {x}")
-    return math.log(x)
-
-
-def _quantile(p: float) -> float:
-    if not 0 < p < 1:
-        raise ExpressionError(f"there is no quantile at {p}")
-    return NormalDist().inv_cdf(p)
 
 
 def _integer(digits: str) -> int:

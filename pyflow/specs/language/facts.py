@@ -17,7 +17,8 @@ import numpy as np
 
 from pyflow._core import read_head
 from pyflow.errors import FormatError, SpecError
-from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.expression import UnresolvedError
+from pyflow.specs.language.functions import Value
 from pyflow.specs.language.shapes import REQUIRED, Param, Table
 from pyflow.specs.language.values import ROPE_BASE, Given, Kind, Number, Resolved, Whole
 from pyflow.text import printable

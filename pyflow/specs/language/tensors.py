@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pyflow.errors import SpecError
-from pyflow.specs.language.expression import Expression, ExpressionError, Scope, Value, parse
+from pyflow.specs.language.expression import Expression, Scope, parse
+from pyflow.specs.language.functions import ExpressionError, Value
 from pyflow.specs.language.values import Given, nearest
 
 _SOURCE_KEYS = ("from", "groups", "transposed", "experts", "zeros")

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 
 from pyflow.errors import SpecError, UnsupportedError
-from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import Facts
+from pyflow.specs.language.functions import Value
 from pyflow.specs.language.values import Given
 
 _KEYS = {"only", "why"}

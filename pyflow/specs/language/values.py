@@ -20,14 +20,8 @@ from itertools import islice
 from typing import Protocol, TypeAlias, cast
 
 from pyflow.errors import FormatError, SpecError
-from pyflow.specs.language.expression import (
-    Expression,
-    ExpressionError,
-    Scope,
-    UnresolvedError,
-    Value,
-    parse,
-)
+from pyflow.specs.language.expression import Expression, Scope, UnresolvedError, parse
+from pyflow.specs.language.functions import ExpressionError, Value
 
 _SHOWN = 60
 _F32_MAX = 3.4028234663852886e38

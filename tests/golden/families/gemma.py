@@ -72,7 +72,11 @@ HF: dict[str, dict[str, Any]] = {
         "altup_correct_scale": False,
     },
 }
-MORE: dict[str, dict[str, Any]] = {"gemma4_moe": {"gains": {"router.proj.weight": 4.0}}}
+# Small branches, so that small errors stay small.
+MORE: dict[str, dict[str, Any]] = {
+    "gemma4": {"gains": {"post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.4}},
+    "gemma4_moe": {"gains": {"router.proj.weight": 4.0}},
+}
 
 _NORMS = "post_attention_norm:E post_ffw_norm:E"
 _PLE = "inp_gate:P,E proj:E,P post_norm:E"
@@ -147,7 +151,8 @@ GGUF: dict[str, Case] = {
         more={"gains": {"ffn_gate_inp.weight": 4.0}},
         **_GEMMA4_KEYS,
     ),
-    # Of other sizes llama.cpp knows none: 20 layers with cells, 4 streams, embeddings of 256.
+    # Of other sizes llama.cpp knows none: 20 layers with cells, 4 streams, embeddings of 256. Its
+    # deviation of n gates divides by n - 1, transformers' by n; it does not read the key for these.
     "gemma3n": case(
         "gemma3n",
         _GEMMA3N_LAYER,
@@ -162,6 +167,8 @@ GGUF: dict[str, Case] = {
         attention__shared_kv_layers=3,
         rope__freq_base=1e6,
         embedding_length_per_layer_input=256,
+        activation_sparsity_scale=[1.6448533535 * (96 / 95) ** 0.5] * 10 + [-1.0] * 13,
+        more={"gains": {"post_ffw_norm": 0.2, "post_attention_norm": 0.5}},
         altup__num_inputs=4,
         altup__active_idx=0,
     ),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyflow.specs.language.expression import ExpressionError, UnresolvedError, parse
+from pyflow.specs.language.expression import UnresolvedError, parse
+from pyflow.specs.language.functions import ExpressionError
 
 from ....work import at_most
 
