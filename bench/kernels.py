@@ -71,6 +71,10 @@ def packed(name: str, nbytes: int, most_rows: int = N_ROWS) -> list[Any]:
         data = as_bytes[name]()
     else:  # any bytes are weights; scales that are not numbers cost no more than others
         data = rng.integers(0, 256, n_rows * row_bytes, dtype=np.uint8)
+        if fmt["float_inputs"]:  # but scales of F32 make subnormal numbers, as above
+            blocks = data.reshape(-1, fmt["block_bytes"])
+            scales = rng.uniform(0.01, 0.02, len(blocks)).astype(np.float32)
+            blocks[:, :4] = scales.view(np.uint8).reshape(-1, 4)
     data = data.reshape(n_rows, row_bytes)
     n = max(1, round(nbytes / (n_rows * row_bytes)))
     return [pyflow_testing.PackedTensor(name, data, n_rows, N_COLS) for _ in range(n)]
@@ -125,7 +129,7 @@ def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def smallest(name: str) -> Any:
     """What a kernel takes at once of a matrix: a tile, of plain floats up to four."""
     fmt = FORMATS[name]
-    n_rows = 64 if fmt["block"] == 1 else 16
+    n_rows = 64 if fmt["float_inputs"] else 16
     return packed(name, n_rows * N_COLS // fmt["block"] * fmt["block_bytes"])[0]
 
 

@@ -39,6 +39,7 @@ void register_quant(py::module_& m) {
       formats.append(py::dict(py::arg("name") = d.name, py::arg("gguf_id") = d.gguf_id,
                               py::arg("block") = d.block, py::arg("block_bytes") = d.block_bytes,
                               py::arg("fine_inputs") = fine_inputs(d.dtype),
+                              py::arg("float_inputs") = float_inputs(d.dtype),
                               py::arg("encodes") = can_encode(d.dtype)));
     return formats;
   });

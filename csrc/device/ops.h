@@ -71,7 +71,7 @@ class Ops {
   Device& device() const { return *compiled_.device; }
 
   // y[r] = W . x[r] for n_rows rows; whole tiles are written, 16 floats each. For blocks: from
-  // rows that quantize() wrote, pairs if fine_inputs(dtype); for F32, F16 and BF16: from floats.
+  // rows that quantize() wrote, pairs if fine_inputs(dtype); with float_inputs(dtype): from floats.
   void matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, int64_t n_rows,
               FloatRows y);
   void matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_rows, FloatRows y);

@@ -257,8 +257,11 @@ class SelfTest {
   }
 
   std::string product(DType dtype, int64_t n_rows) {
-    const bool pairs = fine_inputs(dtype), plain = info(dtype).block == 1;
-    const int64_t rows = 20, k = plain ? 100 : info(dtype).block == 256 ? 512 : 192;
+    const bool pairs = fine_inputs(dtype), plain = float_inputs(dtype);
+    const int64_t rows = 20, block = info(dtype).block,
+                  k = block == 1     ? 100
+                      : block >= 128 ? 2 * block
+                                     : 192;
     const PackedTensor w =
         PackedTensor::pack(blocks_of(random_, dtype, rows, k).data(), rows, k, dtype);
     const int64_t width = w.tiles() * kTileRows, n_kb = (k + kActBlock - 1) / kActBlock;

@@ -54,7 +54,7 @@ struct MatmulArgs {
   const uint8_t* tiles;  // a packed tensor (quant/packed_tensor.h)
   int64_t k;             // columns of the weight
   const ActBlock* acts;  // n_rows rows of ceil(k / 64) blocks, for quantized weights
-  const float* x;        // n_rows rows of f32, for F32/F16/BF16 weights
+  const float* x;        // n_rows rows of f32, for weights with float inputs
   int64_t x_stride;      // floats between rows of x
   int64_t n_rows;
   float* y;           // n_rows rows; 16 floats per tile are written

@@ -57,7 +57,7 @@ void fill_products(KernelTable& t) {
   constexpr auto kIndex = static_cast<size_t>(D);
   if constexpr (D == DType::BF16) {
     t.prefill_matmul[kIndex] = matmul_panels<PYFLOW_TILES, FloatPanels>;
-  } else if constexpr (Format::kBlock > 1) {
+  } else if constexpr (!quant::FloatInputs<Format>) {
     t.matmul[kIndex] = matmul_tiles<D, Format, PYFLOW_TILES>;
     needs_scratch<TileScratch<Format>>(t);
     if constexpr (!FineInputs<Format>)

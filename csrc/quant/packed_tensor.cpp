@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/errors.h"
 #include "quant/formats.def"
+#include "quant/scaled_floats.h"
 
 namespace pyflow {
 namespace {
@@ -94,14 +96,15 @@ struct PackerTable {
   decltype(&Packer<quant::F32>::unpack_row) unpack_row;
   decltype(&Packer<quant::F32>::dequantize_row) dequantize_row;
   decltype(&Packer<quant::F32>::dequantize) dequantize;
-  bool fine_inputs;
+  bool fine_inputs, float_inputs;
 };
 
 constexpr PackerTable kPackers[] = {
 #define PYFLOW_FORMAT(name, id, block, bytes)                            \
   {Packer<quant::name>::tile_bytes, Packer<quant::name>::pack,           \
    Packer<quant::name>::unpack_row, Packer<quant::name>::dequantize_row, \
-   Packer<quant::name>::dequantize, has_fine_inputs<quant::name>()},
+   Packer<quant::name>::dequantize, has_fine_inputs<quant::name>(),      \
+   quant::FloatInputs<quant::name>},
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT
 };
@@ -126,6 +129,8 @@ void dequantize(DType dtype, const uint8_t* src, int64_t n, float* out) {
 }
 
 bool fine_inputs(DType dtype) { return packer(dtype).fine_inputs; }
+
+bool float_inputs(DType dtype) { return packer(dtype).float_inputs; }
 
 size_t row_bytes(DType dtype, int64_t cols) {
   const DTypeInfo& d = info(dtype);
@@ -155,8 +160,27 @@ PackedTensor PackedTensor::pack(const uint8_t* src, int64_t rows, int64_t cols, 
   return tensor;
 }
 
+// Threads are numbered by node, pieces by copy.
+void PackedTensor::copy_all(size_t n_copies, Team& team) {
+  constexpr size_t kPiece = size_t{64} << 10;
+  if (n_copies == 1) return;
+  const size_t pieces = (nbytes_ + kPiece - 1) / kPiece;
+  team.for_each(static_cast<int64_t>(n_copies * pieces), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const size_t at = i % pieces * kPiece, n = std::min(kPiece, nbytes_ - at);
+      if (const size_t to = i / pieces) copy(to, at, n);
+    }
+  });
+}
+
 void PackedTensor::dequantize_row(int64_t row, float* out, size_t copy) const {
-  packer(dtype_).dequantize_row(data(copy), cols_, row, out);
+  std::vector<float> sorted(order_ ? static_cast<size_t>(cols_) : 0);
+  float* values = order_ ? sorted.data() : out;
+  packer(dtype_).dequantize_row(data(copy), cols_, row, values);
+  if (factors_)
+    for (int64_t i = 0; i < cols_; ++i) values[i] *= factors_[row];
+  if (order_)
+    for (size_t i = 0; i < sorted.size(); ++i) out[(*order_)[i]] = sorted[i];
 }
 
 void PackedTensor::unpack_row(int64_t row, uint8_t* out) const {

@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/dtype.h"
+#include "core/thread_pool.h"
 
 namespace pyflow {
 
@@ -30,6 +32,9 @@ void dequantize(DType dtype, const uint8_t* src, int64_t n, float* out);
 // Whether activations meet such weights in fifteen bits: a row as the sum of two in eight, the
 // second one of what the first leaves.
 bool fine_inputs(DType dtype);
+
+// Whether activations meet such weights as f32: plain floats, and codes of floats with a scale.
+bool float_inputs(DType dtype);
 
 // Bytes of a row of cols weights in the file. Throws ShapeError unless cols is a positive multiple
 // of the block and below 2^31.
@@ -68,6 +73,9 @@ class PackedTensor {
     std::memcpy(data_ + copy * stride_ + at, data_ + at, n);
   }
 
+  // The same of all copies, mostly by threads near each.
+  void copy_all(size_t n_copies, Team& team);
+
   DType dtype() const { return dtype_; }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
@@ -75,7 +83,16 @@ class PackedTensor {
   const uint8_t* data(size_t copy = 0) const { return data_ + copy * stride_; }
   size_t nbytes() const { return nbytes_; }
 
-  // cols() floats, equal to dequantize() of the file's row.
+  // What products take the weights for: row r has factors[r], one for each row of a tile, and column
+  // j is order[j] of the input. Both outlive the tensor; null: 1, and j.
+  void take_for(const float* factors, const std::vector<int32_t>* order) {
+    factors_ = factors;
+    order_ = order;
+  }
+  const float* factors() const { return factors_; }
+  const std::vector<int32_t>* order() const { return order_; }
+
+  // cols() floats, equal to dequantize() of the file's row, times its factor and in order.
   void dequantize_row(int64_t row, float* out, size_t copy = 0) const;
   // The file's bytes of a row: row_bytes(dtype(), cols()) of them.
   void unpack_row(int64_t row, uint8_t* out) const;
@@ -85,6 +102,8 @@ class PackedTensor {
   int64_t rows_ = 0, cols_ = 0;
   size_t nbytes_ = 0, stride_ = 0;
   uint8_t* data_ = nullptr;
+  const float* factors_ = nullptr;
+  const std::vector<int32_t>* order_ = nullptr;
   Buffer own_;
 };
 

@@ -10,7 +10,8 @@ from pyflow._core_stubs.machine import ThreadPool
 
 def weight_formats() -> list[dict[str, Any]]:
     """name: str, gguf_id: int, block: int (weights in one), block_bytes: int, fine_inputs: bool
-    (activations meet it in fifteen bits), encodes: bool (weights can become it); of each format."""
+    (activations meet it in fifteen bits), float_inputs: bool (as f32), encodes: bool
+    (weights can become it); of each format."""
 
 def runnable_isas() -> list[str]:
     """Names of the kernel tables that this CPU can run, best last."""

@@ -49,17 +49,22 @@ class Emission {
   std::string index(const void* p, int64_t size) const {
     return std::to_string((static_cast<const uint8_t*>(p) - origin_) / size) + " + lane";
   }
-  // Sixteen bytes as words, declared once.
-  std::string table(const int8_t* bytes) {
+  // Sixteen bytes, or sixteen floats, as words, declared once.
+  std::string table(const int8_t* bytes) { return table(bytes, 4); }
+  std::string table(const float* numbers) { return table(numbers, 16); }
+  std::string table(const void* from, int n_words) {
+    const auto* bytes = static_cast<const uint8_t*>(from);
     std::string text;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < n_words; ++i) {
       uint32_t word;
       __builtin_memcpy(&word, bytes + 4 * i, 4);
       text += (i ? ", " : "") + std::to_string(word) + "u";
     }
     const auto [it, is_new] =
         tables_.try_emplace(text, "FORMAT(" + prefix_ + std::to_string(tables_.size()) + ")");
-    if (is_new) declarations_ += "TABLE uint " + it->second + "[4] = {" + text + "};\n";
+    if (is_new)
+      declarations_ +=
+          "TABLE uint " + it->second + "[" + std::to_string(n_words) + "] = {" + text + "};\n";
     return it->second;
   }
 
@@ -109,6 +114,18 @@ struct Emit {
   static F to_f(I a) { return f("(float)(int)" + v(a)); }
   static F bits_f(I a) { return {f("as_float(" + v(a) + ")").id, a.id}; }
   static I bits_i(F a) { return a.bits >= 0 ? I{a.bits} : u("as_uint(" + v(a) + ")"); }
+
+  static F pick16(const float* table, I index) {
+    return f("as_float(" + Emission::current().table(table) + "[" + v(index) + " & 15u])");
+  }
+  // Four k of this lane, in two pairs of bytes.
+  static void load_e4m3(const uint8_t* p, F (&w)[4]) {
+    for (int i = 0; i < 4; i += 2) {
+      const int pair = u("(uint)load_short(p, " + at(p + 16 * i, 2) + ")").id;
+      w[i] = f("from_e4m3(" + v(pair) + " & 255u)");
+      w[i + 1] = f("from_e4m3(" + v(pair) + " >> 8)");
+    }
+  }
 
   static I izero() { return u("0u"); }
   static I iset1(int32_t x) { return u(word(static_cast<uint32_t>(x))); }
@@ -226,6 +243,30 @@ std::string emit_plain() {
   weight.line("  return " + Emission::name(value.id) + ";");
   return "#define UNIT_BYTES " + std::to_string(Format::kUnitBytes) + "\n" +
          weight.function("float FORMAT(weight)", "");
+}
+
+// The same of codes of floats with a scale: scale(), and weights() of the STEP k of a line.
+template <class Format>
+std::string emit_scaled() {
+  alignas(64) static const uint8_t unit[Format::kUnitBytes] = {};
+  std::string text;
+  const auto define = [&](const char* name, int value) {
+    text += "#define " + std::string(name) + " " + std::to_string(value) + "\n";
+  };
+  define("UNIT_BYTES", Format::kUnitBytes);
+  define("SCALE_BYTES", Format::kScaleBytes);
+  define("BLOCK", Format::kBlock);
+  define("STEP", Format::kStep);
+  Emission scale(unit, "scale_table");
+  const Emit::F value = Format::template scale<Emit>(unit);
+  scale.line("  return " + Emission::name(value.id) + ";");
+  text += scale.function("float FORMAT(scale)", "");
+
+  Emission weights(unit, "weight_table");
+  Emit::F s = {weights.value("float", "d")}, w[Format::kStep];
+  Format::template weights<Emit>(unit, s, w);
+  for (int i = 0; i < Format::kStep; ++i) weights.assign("w[" + std::to_string(i) + "]", w[i].id);
+  return text + weights.function("void FORMAT(weights)", ", float d, float* w");
 }
 
 }  // namespace pyflow::device

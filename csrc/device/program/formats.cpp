@@ -15,15 +15,17 @@ constexpr int kManyRows = 8, kUnitRows = 128;
 
 struct Emitted {
   std::string text;
-  bool plain;
+  const char* kernel;  // its source, of kernels by the vector
 };
 
 template <class Format>
 Emitted emit() {
   if constexpr (Format::kBlock == 1)
-    return {emit_plain<Format>(), true};
+    return {emit_plain<Format>(), "matmul_plain"};
+  else if constexpr (quant::ScaledFloats<Format>)
+    return {emit_scaled<Format>(), "matmul_scaled"};
   else
-    return {emit_blocks<Format>(), false};
+    return {emit_blocks<Format>(), "matmul"};
 }
 
 constexpr Emitted (*kEmit[])() = {
@@ -44,7 +46,7 @@ std::vector<ProductKernel> product_kernels(DType dtype, int slices, bool matrix_
   const std::string name = std::string(kStem) + "_" + std::string(info(dtype).name) + "_";
   for (const int rows : {fine_inputs(dtype) ? 2 : 1, std::min(kManyRows, slices)})
     kernels.push_back({name + std::to_string(rows), rows});
-  if (matrix_units && info(dtype).block > 1) kernels.push_back({name + "units", kUnitRows, true});
+  if (matrix_units && !float_inputs(dtype)) kernels.push_back({name + "units", kUnitRows, true});
   return kernels;
 }
 
@@ -55,13 +57,11 @@ std::string format_source(DType dtype, int slices, bool matrix_units) {
   for (const ProductKernel& kernel : product_kernels(dtype, slices, matrix_units)) {
     text += define("ROWS", std::to_string(kernel.rows)) +
             define("MATMUL(name)", "name##" + kernel.name.substr(kStem.size()));
-    text += kernel_texts().at(emitted.plain  ? "matmul_plain"
-                              : kernel.units ? "matmul_units"
-                                             : "matmul");
+    text += kernel_texts().at(kernel.units ? "matmul_units" : emitted.kernel);
     text += "#undef ROWS\n#undef MATMUL\n";
   }
   for (const char* used : {"FORMAT", "PIECES", "SUB_BLOCK", "UNIT_BYTES", "SCALE_BYTES",
-                           "PIECE_BYTES", "SIGNED", "MINIMUM", "OFFSET"})
+                           "PIECE_BYTES", "SIGNED", "MINIMUM", "OFFSET", "BLOCK", "STEP"})
     text += "#undef " + std::string(used) + "\n";
   return text;
 }

@@ -81,10 +81,11 @@ static void matmul_float_by(const MatmulArgs& args, int64_t tile_begin, int64_t 
                                     args.y + t * kTileRows);
 }
 
+// A single row needs several tiles to have enough chains.
+static constexpr int kOneRowTiles = kRegisterRows < 4 ? 1 : kRegisterRows / 2;
+
 template <class Format>
 static void matmul_float(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
-  // A single row needs several tiles to have enough chains.
-  constexpr int kOneRowTiles = kRegisterRows < 4 ? 1 : kRegisterRows / 2;
   if (args.n_rows == 1)
     matmul_float_by<Format, kOneRowTiles>(args, tile_begin, tile_end);
   else

@@ -16,7 +16,8 @@
 // biased form (s8_start) stays within 32 * 255 * 127 + 128 * 32 * 127 < 2^21, and so do unsigned
 // bytes (kSigned with an offset), 32 * 255 * 127. Sums are at most 32 * 127 = 4064.
 //
-// F32, F16 and BF16 weights are multiplied by f32 activations: one fma per k, ascending, from 0.
+// F32, F16, BF16 and codes of floats with a scale are multiplied by f32 activations: one fma per k,
+// ascending, from 0.
 
 #include "kernels/matmul/magic.inl"
 #include "kernels/matmul/prefetch.inl"
@@ -223,11 +224,14 @@ static void matmul_quantized(const MatmulArgs& args, int64_t tile_begin, int64_t
 
 #include "kernels/matmul/float.inl"
 #include "kernels/matmul/quantize.inl"
+#include "kernels/matmul/scaled.inl"
 
 template <class Format>
 static constexpr auto matmul_of() {
   if constexpr (Format::kBlock == 1) {
     return &matmul_float<Format>;
+  } else if constexpr (quant::ScaledFloats<Format>) {
+    return &matmul_scaled<Format>;
   } else {
     return &matmul_quantized<Format>;
   }

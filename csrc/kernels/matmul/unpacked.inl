@@ -154,8 +154,8 @@ static void matmul_unpacked(const MatmulArgs& args, int64_t tile_begin, int64_t 
 
 template <class Format>
 static constexpr auto matmul_many_of() {
-  if constexpr (Format::kBlock == 1) {
-    return &matmul_float<Format>;
+  if constexpr (quant::FloatInputs<Format>) {
+    return matmul_of<Format>();
   } else if constexpr (Format::kSigned) {
     return &matmul_quantized<Format>;
   } else {

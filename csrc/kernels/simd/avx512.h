@@ -31,6 +31,19 @@ struct Zmm {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
   }
+  static inline void load_e4m3(const uint8_t* p, F (&w)[4]) {
+    const __m512i pairs = _mm512_loadu_si512(p), mask = _mm512_set1_epi16(int16_t(0xbf80));
+    const auto halves = [mask](__m512i top, F& low, F& high) {  // codes in the upper bytes
+      const __m512i half = _mm512_and_si512(_mm512_srai_epi16(top, 1), mask);
+      low = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+      high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+    };
+    halves(_mm512_slli_epi16(pairs, 8), w[0], w[2]);
+    halves(pairs, w[1], w[3]);
+  }
+  static inline F pick16(const float* table, I index) {
+    return _mm512_permutexvar_ps(index, load(table));
+  }
   static inline F load_i8f(const int8_t* p) { return to_f(load_i8(p)); }
   static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
   static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }

@@ -70,6 +70,31 @@ struct Simd {
   static inline F load_bf16(const uint16_t* p) {
     return {from_bfloat(p), from_bfloat(p + 4), from_bfloat(p + 8), from_bfloat(p + 12)};
   }
+  static inline void load_e4m3(const uint8_t* p, F (&w)[4]) {
+    const auto halves = [](uint8x8_t codes) {  // with the sign in the exponent's top bit too
+      const int16x8_t shifted = vshlq_n_s16(vmovl_s8(vreinterpret_s8_u8(codes)), 7);
+      return vandq_u16(vreinterpretq_u16_s16(shifted), vdupq_n_u16(0xbf80));
+    };
+    for (int i = 0; i < 2; ++i) {
+      const uint8x16x2_t pairs = vld2q_u8(p + 32 * i);
+      for (int t = 0; t < 2; ++t) {
+        const uint16x8_t lo = halves(vget_low_u8(pairs.val[t])),
+                         hi = halves(vget_high_u8(pairs.val[t]));
+        w[2 * i + t] = {from_half(vget_low_u16(lo)), from_half(vget_high_u16(lo)),
+                        from_half(vget_low_u16(hi)), from_half(vget_high_u16(hi))};
+      }
+    }
+  }
+  static inline float32x4_t picked16(uint8x16x4_t table, int32x4_t index) {
+    const uint32x4_t low = vandq_u32(vreinterpretq_u32_s32(index), vdupq_n_u32(15)),
+                     bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), low, 0x04040404);
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)));
+  }
+  static inline F pick16(const float* table, I i) {
+    const auto* p = reinterpret_cast<const uint8_t*>(table);
+    const uint8x16x4_t t = {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+    return {picked16(t, i.a), picked16(t, i.b), picked16(t, i.c), picked16(t, i.d)};
+  }
   static inline F load_i8f(const int8_t* p) { return to_f(load_i8(p)); }
   PYFLOW_EACH_2(F, add, vaddq_f32)
   PYFLOW_EACH_2(F, sub, vsubq_f32)

@@ -5,6 +5,8 @@
 //   F  16 f32 lanes          fma(a,b,c) = a*b + c, fnma(a,b,c) = -a*b + c, one rounding each
 //      zip_lo, zip_hi interleave the lower, upper halves: a0 b0 a1 b1 ...
 //      permute4(a,lanes) picks one of four lanes, by its number 0 to 3 among them
+//      load_e4m3(p,w) 64 bytes, line of four k (quant/formats/scaled/e4m3.h), as f16 bits
+//      pick16(table,i) is one of sixteen floats at a 64-byte border, by the low four bits of i
 //      where_less(a,b,yes,no) picks per lane; max(a,b) is b where a lane is not a number
 //   I  16 i32 lanes          to_i rounds to nearest even, in range only
 //      shr is logical, sar arithmetic
@@ -102,6 +104,14 @@ struct Simd {
     F r;
     PYFLOW_LANES(from_bits(static_cast<uint32_t>(p[i]) << 16));
   }
+  static inline void load_e4m3(const uint8_t* p, F (&w)[4]) {
+    for (int t = 0; t < 4; ++t)
+      for (int i = 0; i < 16; ++i) {
+        const int c = p[t / 2 * 32 + 2 * i + t % 2];
+        w[t].v[i] = half(static_cast<uint16_t>((c & 0x80) << 8 | (c & 0x7f) << 7));
+      }
+  }
+  static inline F pick16(const float* table, I index) { F r; PYFLOW_LANES(table[index.v[i] & 15]); }
   static inline F load_i8f(const int8_t* p) { F r; PYFLOW_LANES(static_cast<float>(p[i])); }
   static inline F add(F a, F b) { F r; PYFLOW_LANES(a.v[i] + b.v[i]); }
   static inline F sub(F a, F b) { F r; PYFLOW_LANES(a.v[i] - b.v[i]); }

@@ -50,6 +50,27 @@ struct Ymm {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
   }
+  static inline void load_e4m3(const uint8_t* p, F (&w)[4]) {
+    const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
+    const auto widened = [mask](__m256i top) -> F {  // codes in the upper bytes
+      const __m256i half = _mm256_and_si256(_mm256_srai_epi16(top, 1), mask);
+      return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
+              _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+    };
+    for (int i = 0; i < 4; i += 2) {
+      const __m256i pairs = loadi(p + 16 * i);
+      w[i] = widened(_mm256_slli_epi16(pairs, 8));
+      w[i + 1] = widened(pairs);
+    }
+  }
+  static inline F pick16(const float* table, I index) {
+    const F t = load(table);
+    const auto picked = [t](__m256i i) {  // bit 3 becomes the sign that a blend looks at
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.lo, i), _mm256_permutevar8x32_ps(t.hi, i),
+                              _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+    };
+    return {picked(index.lo), picked(index.hi)};
+  }
   static inline F load_i8f(const int8_t* p) { return to_f(load_i8(p)); }
   PYFLOW_EACH_F(add, _mm256_add_ps)
   PYFLOW_EACH_F(sub, _mm256_sub_ps)

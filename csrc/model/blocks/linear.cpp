@@ -64,7 +64,7 @@ struct Needs {
     for (const Product& p : products) {
       if (p.weight->rows() == 0) continue;  // of a member that has none
       const bool prefill = in.n_prefill > 0 && prefill_matmul(step, *p.weight),
-                 quantized = info(p.weight->dtype()).block > 1;
+                 quantized = !float_inputs(p.weight->dtype());
       panels |= prefill;
       acts |= quantized;
       acts_of_prompts |= quantized && !prefill;

@@ -93,13 +93,16 @@ class Moe final : public Block {
     weighs_inputs_ = spec.has("weighs_inputs") && spec.flag("weighs_inputs");
     takes_floats_ = weighs_inputs_;
     for (const auto* experts : {&gate_, &up_})
-      for (const PackedTensor* e : *experts) takes_floats_ |= info(e->dtype()).block == 1;
+      for (const PackedTensor* e : *experts) takes_floats_ |= float_inputs(e->dtype());
     if (spec.has("shared_gate")) {
       n_ff_shared_ = spec.integer("n_ff_shared");
       shared_ = Shares({n_ff_shared_, kInnerUnit}, c.stage.member);
-      shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own);
-      shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own);
-      shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own);
+      shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own,
+                                Weights::Loop::Own, Weights::Format::Unordered);
+      shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own,
+                              Weights::Loop::Own, Weights::Format::Unordered);
+      shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own,
+                                Weights::Loop::Own, Weights::Format::Unordered);
       c.facts.unadapted.insert({shared_gate_, shared_up_, shared_down_});
     }
   }

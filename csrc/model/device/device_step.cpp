@@ -8,7 +8,7 @@ namespace pyflow {
 void DeviceMember::multiply(std::span<const DeviceProduct> products, FloatRows x, int64_t n) {
   bool has_acts = false, has_pairs = false;
   for (const auto& [weight, y] : products) {
-    const bool floats = info(weight->dtype()).block == 1, fine = fine_inputs(weight->dtype());
+    const bool floats = float_inputs(weight->dtype()), fine = fine_inputs(weight->dtype());
     device::DeviceBuffer* rounded = fine ? memory.pairs : memory.acts;
     bool& has = fine ? has_pairs : has_acts;
     if (!floats && !std::exchange(has, true))
@@ -28,7 +28,7 @@ void DeviceMember::multiply(std::span<const ChosenProduct> products, FloatRows c
   bool has_acts = false, has_pairs = false;
   for (const auto& [series, y] : products) {
     const device::DeviceMatrix& w = series->first.matrix;
-    const bool floats = info(w.dtype).block == 1, fine = fine_inputs(w.dtype);
+    const bool floats = float_inputs(w.dtype), fine = fine_inputs(w.dtype);
     device::DeviceBuffer* rounded = fine ? memory.pairs : memory.acts;
     bool& has = fine ? has_pairs : has_acts;
     if (!floats && !std::exchange(has, true)) ops.quantize(queue, x, n, w.cols, *rounded, fine);

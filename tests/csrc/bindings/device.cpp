@@ -68,7 +68,7 @@ class DeviceOps {
     std::memset(y.mutable_data(), 0xff, static_cast<size_t>(y.nbytes()));
     const Held tiles = upload(w.data(), w.nbytes()), in = upload(x), out = upload(y);
     const DeviceMatrix matrix = {tiles.get(), w.dtype(), w.rows(), w.cols()};
-    if (info(w.dtype()).block == 1) {
+    if (float_inputs(w.dtype())) {
       ops_.matmul(*queue_, matrix, rows_of(in, x), n, rows_of(out, y));
     } else {
       const Held acts = allocate(act_bytes(n, w.cols(), pairs));

@@ -153,9 +153,9 @@ py::tuple numbers_of(const PackedTensor& w) {
 
 py::tuple numbers(const PackedTensor& w) {
   switch (w.dtype()) {
-#define PYFLOW_FORMAT(name, id, block, bytes)                                 \
-  case DType::name:                                                           \
-    if constexpr (quant::name::kBlock > 1) return numbers_of<quant::name>(w); \
+#define PYFLOW_FORMAT(name, id, block, bytes)                                          \
+  case DType::name:                                                                    \
+    if constexpr (!quant::FloatInputs<quant::name>) return numbers_of<quant::name>(w); \
     break;
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT

@@ -12,7 +12,7 @@ from .test_products import by_law, of_any_inputs
 
 # Some of a group's rows, all, and of a second group; tiles that do not fill a group, and more.
 ROWS, OUTPUTS = [25, 64, 128, 130], (20, 70)
-BLOCKS = [name for name in FORMATS if FORMATS[name]["block"] > 1]
+BLOCKS = [name for name in FORMATS if not FORMATS[name]["float_inputs"]]
 
 
 @pytest.mark.parametrize("name", BLOCKS)

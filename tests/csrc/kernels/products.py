@@ -14,7 +14,8 @@ from pyflow.errors import VariableError
 from ...csrc.quant import own_formats
 
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
-FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
+FLOATS = [name for name, f in FORMATS.items() if f["float_inputs"]]
+SCALED = [name for name in FLOATS if FORMATS[name]["block"] > 1]
 SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
 # Where each format keeps its f16 scales (byte offsets in the block).
 HALVES = {
@@ -89,6 +90,9 @@ def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) ->
         set_halves(name, blocks, at, rng.normal(0, 0.02, len(blocks)).astype(np.float16))
     if name == "MXFP4":
         set_scales(name, blocks, 0.0)
+    if name in SCALED:
+        scales = rng.normal(0, 0.02, len(blocks)).astype(np.float32)
+        blocks[:, :4] = scales.view(np.uint8).reshape(-1, 4)
     if name in {"F32", "BF16"}:
         values = rng.normal(0, 1, rows * cols).astype(np.float32)
         raw = values.view(np.uint8).reshape(-1, 4)

@@ -14,6 +14,7 @@ from .products import (
     FORMATS,
     GUARD,
     HALVES,
+    SCALED,
     SUPER_BLOCKS,
     TILED,
     multiply,
@@ -44,7 +45,7 @@ def blocks_of(isa: str, x: NDArray[np.float32]) -> NDArray[np.void]:
 
 def sizes(name: str) -> list[tuple[int, int, int]]:
     """(rows, cols, n_rows)"""
-    if name in SUPER_BLOCKS:
+    if name in SUPER_BLOCKS or name in SCALED:
         return [(1, 256, 1), (16, 512, 3), (17, 768, 16), (100, 1536, 5)]
     all_ = [(1, 32, 2), (15, 64, 1), (16, 96, 8), (64, 576, 9), (17, 1536, 17), (100, 160, 33)]
     return [size for size in all_ if size[1] % FORMATS[name]["block"] == 0]
@@ -97,6 +98,25 @@ def test_products_are_within_rounding_of_the_exact_ones(name: str) -> None:
             bound = (cols + 8) * 2.0**-24 * magnitude
         error = np.abs(multiply("scalar", w, x, rows) - exact)
         assert (error <= bound).all(), (name, rows, cols, (error / bound).max())
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_codes_of_floats_give_the_bits_of_their_values_in_f32(name: str) -> None:
+    rng = np.random.default_rng(16)
+    fmt = FORMATS[name]
+    for rows, cols, n_rows in [*sizes(name), (33, 128, 40)]:
+        data = random_weights(rng, name, rows, cols)
+        blocks = data.reshape(-1, fmt["block_bytes"])
+        blocks[::7, 4:] = np.arange(fmt["block_bytes"] - 4)  # codes that are seldom
+        odd = np.float32([1e-44, 3e38, 0, -2e-38])[rows % 4 :][:1]  # scales
+        blocks[::11, :4] = odd.view(np.uint8)
+        values = _core.dequantize(name, data, (rows, cols))
+        w = pyflow_testing.PackedTensor(name, data, rows, cols)
+        f32 = pyflow_testing.PackedTensor("F32", values.view(np.uint8), rows, cols)
+        x = random_rows(rng, n_rows, cols)
+        for isa in ISAS:
+            found, expected = (multiply(isa, of, x, rows) for of in (w, f32))
+            assert found.view(np.uint32).tobytes() == expected.view(np.uint32).tobytes(), isa
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -67,11 +67,46 @@ def q3h_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.asarray(x.reshape(len(data), -1), np.float32)
 
 
+def scaled(data: NDArray[np.uint8], table: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    """Codes of `table`, n in a block, with a scale of F32 before them."""
+    bits = 8 if len(table) == 256 else 4
+    blocks = np.ascontiguousarray(data).reshape(-1, 4 + n * bits // 8)
+    d = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
+    codes = blocks[:, 4:]
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(blocks), -1)
+    with np.errstate(all="ignore"):
+        return np.asarray(table[codes] * d, np.float32).reshape(len(data), -1)
+
+
+def _e4m3() -> NDArray[np.float32]:
+    codes = np.arange(256)
+    e, m = codes >> 3 & 15, codes & 7
+    sizes = np.where(e == 0, m / 8 * 2.0**-6, (1 + m / 8) * 2.0 ** (e - 7))
+    return np.where(codes < 128, sizes, -sizes).astype(np.float32)
+
+
+# "QLoRA" (Dettmers et al., 2023), appendix E; and the floats of four bits of bitsandbytes.
+_NF4 = [
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+]
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4])
+_SCALED = {
+    "E4M3": (_e4m3(), 128),
+    "NF4": (np.array(_NF4, np.float32), 64),
+    "FP4": (np.concatenate([_FP4, 0 - _FP4]).astype(np.float32), 64),
+}
+
 _UNEVEN = {"Q3H_K": q3h_k, "Q3H_NL": q3h_nl}
 
 
 def values(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, weights) of (rows, bytes)."""
+    if name in _SCALED:
+        return scaled(data, *_SCALED[name])
     if name in _UNEVEN:
         return _UNEVEN[name](data)
     width, n = LINEAR[name]

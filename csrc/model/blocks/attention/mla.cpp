@@ -256,7 +256,7 @@ class Mla final : public Block {
     const auto acts = [&](size_t head) {
       return s.acts + static_cast<int64_t>(head) * s.n_rows * n_blocks;
     };
-    if (info(weights[0]->dtype()).block > 1)
+    if (!float_inputs(weights[0]->dtype()))
       each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r)
           for (size_t h = 0; h < weights.size(); ++h)

@@ -13,6 +13,7 @@ from ..products import (
     FLOATS,
     FORMATS,
     GUARD,
+    SCALED,
     SUPER_BLOCKS,
     TILED,
     multiply,
@@ -21,8 +22,8 @@ from ..products import (
 )
 
 Floats = NDArray[np.float32]
-# F16 and F32 weights have more bits than bf16, formats with fine inputs take activations of 15.
-NONE = ["F16", "F32", *(name for name, f in FORMATS.items() if f["fine_inputs"])]
+# F16, F32 and scaled codes have more bits than bf16, others take activations of 15.
+NONE = ["F16", "F32", *SCALED, *(name for name, f in FORMATS.items() if f["fine_inputs"])]
 BY_PANELS = [name for name in FORMATS if name not in NONE]
 NAN_PAYLOADS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FBF8000, 0xFF80FFFF)
 
