@@ -177,8 +177,7 @@ std::shared_ptr<const MadeRows> rows_of(const Codes& p, DType dtype, Parts& part
   m.dtype = dtype;
   m.rows = rows;
   m.cols = cols;
-  if ((dtype != DType::F32 && dtype != DType::BF16) || p.block.first < 1 || p.block.second < 1)
-    parts.fail("expected F32 or BF16, and blocks of weights");
+  if (p.block.first < 1 || p.block.second < 1) parts.fail("expected blocks of weights");
   const auto n = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols);
   m.form = p.codes.form;
   const bool is_byte = m.form == CodeRows::Matrix::Form::Bytes;

@@ -30,6 +30,8 @@ from pyflow import _core
 
 _STATE = ".quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
+# Blocks that have such codes and scales of F32 (csrc/quant/formats/scaled/table16.h).
+_BLOCKS, _BLOCK = ("NF4", "FP4"), 64
 _MAX_STATE = 1 << 16  # bytes
 _PASSED_OVER = (
     *("quant_method", "_load_in_4bit", "_load_in_8bit", "load_in_4bit", "load_in_8bit"),
@@ -68,6 +70,7 @@ def _integers(parts: Parts, stem: str) -> Plan:
         codes=_core.CodesAt(name, _core.CodeForm.BYTES, values, factor=1 / 127),
         scales=_core.ScalesAt(f"{stem}.SCB", per_row=1, per_group=0),
         block=(1, k),
+        compact="" if k % 32 else "Q8_0",
     )
 
 
@@ -89,15 +92,23 @@ def _nibbles(parts: Parts, stem: str) -> Plan:
     if nested:
         scales = _nested(parts, name, state, count, k // size)
     state.close()
-    values = [float(x) for x in parts.floats(f"{name}.quant_map")]
+    table = parts.floats(f"{name}.quant_map")
+    values = [float(x) for x in table]
     return _core.Codes(
         name,
-        "F32",
+        next((t for t in _BLOCKS if size % _BLOCK == 0 and _table(t) == table.tobytes()), "F32"),
         (n, k),
         codes=_core.CodesAt(name, _core.CodeForm.HIGH_FIRST, values * 16),
         scales=scales,
         block=(1, size),
     )
+
+
+def _table(name: str) -> bytes:
+    """What the codes of such blocks stand for, by blocks with a scale of 1."""
+    codes = np.arange(16, dtype=np.uint8) * 17
+    blocks = np.concatenate([np.ones(1, np.float32).view(np.uint8), codes, codes])
+    return _core.dequantize(name, blocks, (1, _BLOCK))[0, :32:2].tobytes()
 
 
 def _nested(parts: Parts, name: str, state: Fields, count: int, per_row: int) -> _core.ScalesAt:

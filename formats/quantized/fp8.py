@@ -29,6 +29,9 @@ _NAMES = ("weight_scale_inv", "weight_scale")
 _OTHERS = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale", "q_scale")
 # BF16 holds a code times a power of two of these exponents exactly.
 _POWERS = (-110, 110)
+# Blocks of E4M3, and what their scales are below (csrc/quant/formats/scaled/e4m3.h).
+BLOCKS = "E4M3"
+_BLOCK, _MOST = 128, 2.0**119
 
 
 def made(fields: Fields, parts: Parts) -> Made:
@@ -99,7 +102,7 @@ def plan(parts: Parts, stem: str, block: tuple[int, int] | None) -> Plan:
     values = [float(x) for x in arrays.f8_values(TYPE)]
     return _core.Codes(
         f"{stem}.weight",
-        _dtype(parts, names[0]),
+        _dtype(parts, names[0], k, group),
         (n, k),
         codes=_core.CodesAt(f"{stem}.weight", _core.CodeForm.BYTES, values),
         scales=_core.ScalesAt(names[0], across, 1, table=table),
@@ -127,15 +130,20 @@ def _blocks(
     return kinds[found.shape]
 
 
-def _dtype(parts: Parts, scales: str) -> str:
+def _dtype(parts: Parts, scales: str, cols: int, group: int) -> str:
     """The smallest type that holds codes of FP8 times such scales exactly, or F32."""
+    in_blocks = cols % _BLOCK == 0 and (group % _BLOCK == 0 or group >= cols)
     if parts.table[scales].dtype in _E8M0:
         raw: NDArray[np.uint8] = parts.native.data(scales)
         exponents = raw.astype(np.int64) - 127
         is_power = True
+        if in_blocks and exponents.max() < 119:
+            return BLOCKS
     else:
         values = parts.floats(scales)
         mantissas, exponents = np.frexp(values)
         is_power = bool(np.all(mantissas == 0.5))
+        if in_blocks and np.abs(values).max() < _MOST:
+            return BLOCKS
     low, high = _POWERS
     return "BF16" if is_power and exponents.min() >= low and exponents.max() <= high else "F32"

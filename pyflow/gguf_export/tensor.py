@@ -33,6 +33,10 @@ class Part:
     inputs: tuple[int, int] | tuple[()] = ()
 
 
+FLOAT_BLOCKS = frozenset({"E4M3", "NF4", "FP4"})
+"""Blocks of codes of floats: F32 has their values, where a file has rows of another order."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor of a GGUF file."""
@@ -119,7 +123,10 @@ class GgufTensor:
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         if self.is_blocks:
             return self.checkpoint.rows(part.name)[index]
-        stored = arrays.stored_floats(native, native.tensor(part.name))
+        if native.tensor(part.name).dtype in FLOAT_BLOCKS:
+            stored = self.checkpoint.array(part.name)
+        else:
+            stored = arrays.stored_floats(native, native.tensor(part.name))
         flat = stored.reshape(-1) if self.by_value else stored.reshape(-1, stored.shape[-1])
         if part.inputs:
             flat = flat[part.inputs[0] : sum(part.inputs)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Checkpoint, arrays
-from pyflow.gguf_export.tensor import NO_VALUES, GgufTensor, Part
+from pyflow.gguf_export.tensor import FLOAT_BLOCKS, NO_VALUES, GgufTensor, Part
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import is_matrix
 from pyflow.specs import Description
@@ -137,7 +137,7 @@ def fill(
 def _type(name: str, tensor: Planned, parts: Sequence[Part], checkpoint: Checkpoint) -> str:
     """The type of a new tensor: that of its parts, or F32 if values change."""
     types = {checkpoint.native.tensor(part.name).dtype for part in parts}
-    kept_in_blocks = {t for t in types if t in FORMATS and FORMATS[t].block > 1}
+    kept_in_blocks = {t for t in types if t in FORMATS and FORMATS[t].block > 1} - FLOAT_BLOCKS
     is_as_it_was = len(types) == 1 and not any(part.add for part in parts)
     exact = is_as_it_was and is_matrix(name, tensor.shape) and not tensor.by_value
     if kept_in_blocks and (not exact or any(part.transposed for part in parts)):

@@ -2,7 +2,7 @@
 //
 //   value = table[code] * scale(row / row_block, column / group_size) * factor
 //
-// each operation rounded to F32.
+// each operation rounded to F32. Blocks of our own hold codes and scales as they are.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ namespace pyflow::quant {
 class CodeRows : public MadeRows {
  public:
   struct Matrix {
-    DType dtype = DType::F32;  // F32; or BF16, if it holds all values
+    // F32; or BF16, if it holds all values; or blocks of such codes (can_be).
+    DType dtype = DType::F32;
     int64_t rows = 0, cols = 0;
     // Bytes, or nibbles of the matrix as one line: HighFirst is bitsandbytes', LowFirst NVFP4's.
     enum class Form : uint8_t { Bytes, HighFirst, LowFirst };
@@ -30,6 +31,9 @@ class CodeRows : public MadeRows {
     float factor = 1;
   };
   explicit CodeRows(const Matrix& matrix) : m_(matrix) {}
+
+  // Whether blocks of the matrix's type have its codes, and one scale each.
+  static bool can_be(const Matrix& matrix);
 
   void read(int64_t first, int64_t n, uint8_t* out) const override;
   std::vector<std::span<const uint8_t>> parts() const override;

@@ -28,6 +28,24 @@ def test_blocks_may_end_at_the_edges(dtype: str, becomes: str, tmp_path: Path) -
     check(written(tmp_path, made, BLOCKS), made, becomes)
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F8_E8M0"])
+def test_whole_blocks_stay_as_they_are(dtype: str, tmp_path: Path) -> None:
+    made = packing.fp8(weights(200, 384), (128, 128), dtype=dtype)
+    check(written(tmp_path, made, BLOCKS), made, "E4M3")
+
+
+def test_rows_of_whole_blocks_stay_as_they_are(tmp_path: Path) -> None:
+    made = packing.fp8(weights(24, 256), (1, 256), name="weight_scale")
+    check(written(tmp_path, made, ROWS), made, "E4M3")
+
+
+def test_scales_too_large_for_blocks_become_floats(tmp_path: Path) -> None:
+    codes = np.full((2, 128), 1, np.uint8)
+    tensors = {"weight": codes, "weight_scale": np.array(2.0**125 * 1.5, np.float32)}
+    made = packing.Quantized(tensors, packing.e4m3()[codes] * 2.0**125 * 1.5, {"weight": "F8_E4M3"})
+    check(written(tmp_path, made, ONE), made, "F32")
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_one_scale_is_that_of_all(shape: tuple[int, ...], tmp_path: Path) -> None:
     made = packing.fp8(weights(24, 40), (24, 40), name="weight_scale")
@@ -51,9 +69,10 @@ def test_all_codes_have_their_values(tmp_path: Path) -> None:
     check(written(tmp_path, made, ONE), made, "BF16")
 
 
+@pytest.mark.parametrize("cols", [40, 128])
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
-def test_a_nan_is_refused(code: int, tmp_path: Path) -> None:
-    made = packing.fp8(weights(24, 40), (24, 40))
+def test_a_nan_is_refused(code: int, cols: int, tmp_path: Path) -> None:
+    made = packing.fp8(weights(24, cols), (24, cols))
     made.tensors["weight"][3, 5] = code
     with pytest.raises(UnsupportedError, match=r"a\.weight.*NaN in row 3"):
         formats.open(written(tmp_path, made, ONE)).array("a.weight")
