@@ -162,6 +162,11 @@ void register_rows(py::module_& m) {
       .def_property_readonly("contiguous",
                              [](const FoundRow& t) { return t.entry.strides.empty(); })
       .def_property_readonly("made", [](const FoundRow& t) { return t.entry.made != nullptr; })
+      .def_property_readonly("compact",
+                             [](const FoundRow& t) -> std::string_view {
+                               const auto* c = t.entry.made ? t.entry.made->compact() : nullptr;
+                               return c ? info(c->dtype()).name : "";
+                             })
       .def_property_readonly("source", [](const FoundRow& t) { return t.source; })
       .def_property_readonly("offset", field(&TensorRow::offset))
       .def_property_readonly("nbytes", field(&TensorRow::nbytes))

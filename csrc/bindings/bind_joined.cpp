@@ -15,6 +15,7 @@
 #include "files/joined/joined.h"
 #include "files/safetensors/mx_pairs.h"
 #include "quant/foreign/codes.h"
+#include "quant/foreign/compact.h"
 #include "quant/foreign/integers.h"
 
 namespace pyflow {
@@ -61,6 +62,8 @@ struct Integers {
   Zeros zeros;
   ScalesAt scales;
   GroupsAt groups;
+  // A type of blocks for products (quant/foreign/compact.h), ""; whether scales are factors of rows.
+  std::pair<std::string, bool> compact;
 };
 struct CodesAt {
   std::string tensor;
@@ -74,13 +77,18 @@ struct Codes {
   CodesAt codes;
   ScalesAt scales;
   Shape block;
+  std::string compact;
 };
 struct MxBlocks {
   std::string name, dtype;  // MXFP4
   Shape shape;
   std::string blocks, scales;
 };
-using Plan = std::variant<Integers, Codes, MxBlocks>;
+struct Scaled {
+  std::string name, scales;
+  int64_t n_scales;
+};
+using Plan = std::variant<Integers, Codes, MxBlocks, Scaled>;
 
 // Finds the parts of one new tensor.
 class Parts {
@@ -168,7 +176,10 @@ std::shared_ptr<const MadeRows> rows_of(const Integers& p, DType dtype, Parts& p
     parts.fail("expected groups for all columns");
   if (info(dtype).block > 1 && (!groups.of.empty() || groups.size % info(dtype).block))
     parts.fail("expected groups of whole blocks");
-  return std::make_shared<IntegerRows>(m);
+  const auto made = std::make_shared<IntegerRows>(m);
+  if (const auto& [type, by_rows] = p.compact; !type.empty())
+    made->set_compact(quant::compact_integers(m, dtype_of(type), by_rows));
+  return made;
 }
 
 std::shared_ptr<const MadeRows> rows_of(const Codes& p, DType dtype, Parts& parts) {
@@ -187,7 +198,11 @@ std::shared_ptr<const MadeRows> rows_of(const Codes& p, DType dtype, Parts& part
   m.row_block = p.block.first;
   m.group_size = p.block.second;
   m.scales = parts.scales(p.scales, (rows - 1) / m.row_block + 1, (cols - 1) / m.group_size + 1);
-  return std::make_shared<CodeRows>(m);
+  if (dtype != DType::F32 && dtype != DType::BF16 && !CodeRows::can_be(m))
+    parts.fail("expected a type that holds such codes, found " + p.dtype);
+  const auto made = std::make_shared<CodeRows>(m);
+  if (!p.compact.empty()) made->set_compact(quant::compact_codes(m, dtype_of(p.compact)));
+  return made;
 }
 
 std::shared_ptr<const MadeRows> rows_of(const MxBlocks& p, DType dtype, Parts& parts) {
@@ -198,25 +213,46 @@ std::shared_ptr<const MadeRows> rows_of(const MxBlocks& p, DType dtype, Parts& p
   return mx_rows(blocks, parts.bytes(p.scales, n), per_row);
 }
 
-JoinedCheckpoint::Join join_of(const Checkpoint& of, const Plan& plan) {
-  return std::visit(
-      [&](const auto& p) {
-        Parts parts(of, p.name);
-        const DType dtype = dtype_of(p.dtype);
-        const auto& type = info(dtype);
-        const auto [rows, cols] = p.shape;
-        if (rows < 1 || cols < 1 || rows >= INT32_MAX || cols >= INT32_MAX || cols % type.block)
-          parts.fail("expected rows of whole blocks of " + p.dtype);
-        TensorRow row;
-        row.name = p.name;
-        row.set_type(tensor_type(dtype));
-        row.shape = {rows, cols};
-        row.nbytes = row.span =
-            static_cast<uint64_t>(rows * (cols / type.block)) * type.block_bytes;
-        row.made = rows_of(p, dtype, parts);
-        return JoinedCheckpoint::Join{std::move(row), std::move(parts.names)};
-      },
-      plan);
+template <class OfParts>
+JoinedCheckpoint::Join join_of(const Checkpoint& of, const OfParts& p) {
+  Parts parts(of, p.name);
+  const DType dtype = dtype_of(p.dtype);
+  const auto& type = info(dtype);
+  const auto [rows, cols] = p.shape;
+  if (rows < 1 || cols < 1 || rows >= INT32_MAX || cols >= INT32_MAX || cols % type.block)
+    parts.fail("expected rows of whole blocks of " + p.dtype);
+  TensorRow row;
+  row.name = p.name;
+  row.set_type(tensor_type(dtype));
+  row.shape = {rows, cols};
+  row.nbytes = row.span = static_cast<uint64_t>(rows * (cols / type.block)) * type.block_bytes;
+  row.made = rows_of(p, dtype, parts);
+  return JoinedCheckpoint::Join{std::move(row), std::move(parts.names)};
+}
+
+// A tensor of blocks keeps its name and shape.
+JoinedCheckpoint::Join join_of(const Checkpoint& of, const Scaled& p) {
+  Parts parts(of, p.name);
+  const TensorRow* t = of.row_named(p.name);
+  const auto dtype = t ? dtype_from_gguf(t->type_id) : std::nullopt;
+  if (!t || t->made || !t->supported || !dtype || t->shape.size() < 2 || p.n_scales < 1)
+    parts.fail("expected blocks, and scales beside them");
+  quant::ScaledBlocks b;
+  b.dtype = *dtype;
+  b.cols = t->shape.back();
+  b.rows = 1;
+  for (size_t d = 0; d + 1 < t->shape.size(); ++d) b.rows *= t->shape[d];
+  const auto rows = static_cast<uint64_t>(b.rows);
+  b.blocks = parts.bytes(p.name, rows * row_bytes(b.dtype, b.cols));
+  const uint64_t nbytes = static_cast<uint64_t>(p.n_scales) * sizeof(float);
+  b.scales = parts.bytes(p.scales, nbytes).first(nbytes);
+  TensorRow row;
+  row.name = p.name;
+  row.set_type(tensor_type(DType::F32));
+  row.shape = t->shape;
+  row.nbytes = row.span = rows * static_cast<uint64_t>(b.cols) * sizeof(float);
+  row.made = quant::scaled_rows(b);
+  return {std::move(row), std::move(parts.names)};
 }
 
 }  // namespace
@@ -255,25 +291,33 @@ void register_joined(py::module_& m) {
       .def(py::init<std::string, Form, std::vector<float>, float>(), py::arg("tensor"),
            py::arg("form"), py::arg("table"), py::arg("factor") = 1.0f);
   py::class_<Integers>(m, "Integers")
-      .def(py::init<std::string, std::string, Shape, Packed, Zeros, ScalesAt, GroupsAt>(),
+      .def(py::init<std::string, std::string, Shape, Packed, Zeros, ScalesAt, GroupsAt,
+                    std::pair<std::string, bool>>(),
            py::arg("name"), py::arg("dtype"), py::arg("shape"), py::kw_only(), py::arg("codes"),
-           py::arg("zeros"), py::arg("scales"), py::arg("groups"));
+           py::arg("zeros"), py::arg("scales"), py::arg("groups"),
+           py::arg("compact") = std::pair<std::string, bool>());
   py::class_<Codes>(m, "Codes")
-      .def(py::init<std::string, std::string, Shape, CodesAt, ScalesAt, Shape>(), py::arg("name"),
-           py::arg("dtype"), py::arg("shape"), py::kw_only(), py::arg("codes"), py::arg("scales"),
-           py::arg("block"));
+      .def(py::init<std::string, std::string, Shape, CodesAt, ScalesAt, Shape, std::string>(),
+           py::arg("name"), py::arg("dtype"), py::arg("shape"), py::kw_only(), py::arg("codes"),
+           py::arg("scales"), py::arg("block"), py::arg("compact") = "");
   py::class_<MxBlocks>(m, "MxBlocks")
       .def(py::init([](std::string name, Shape shape, std::string blocks, std::string scales) {
              return MxBlocks{std::move(name), "MXFP4", shape, std::move(blocks), std::move(scales)};
            }),
            py::arg("name"), py::arg("shape"), py::kw_only(), py::arg("blocks"), py::arg("scales"));
+  py::class_<Scaled>(m, "Scaled")
+      .def(py::init<std::string, std::string, int64_t>(), py::arg("name"), py::arg("scales"),
+           py::arg("n_scales"));
   m.def(
       "join_tensors",
       [](std::shared_ptr<Checkpoint> of, const std::vector<Plan>& plans,
          const std::vector<std::string>& hidden) {
         const py::gil_scoped_release unlocked;
         std::vector<JoinedCheckpoint::Join> joins;
-        for (const Plan& plan : plans) joins.push_back(join_of(*of, plan));
+        for (const Plan& plan : plans) {
+          const auto join = [&](const auto& p) { return join_of(*of, p); };
+          joins.push_back(std::visit(join, plan));
+        }
         return std::shared_ptr<Checkpoint>(
             std::make_shared<JoinedCheckpoint>(std::move(of), std::move(joins), hidden));
       },

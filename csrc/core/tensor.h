@@ -2,13 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
 
 namespace pyflow {
+
+class CompactRows;
 
 // A matrix that other tensors of a file make up, row after row, while it is read: two that become
 // blocks of one type, or a model that another program has quantized.
@@ -20,6 +24,26 @@ class MadeRows {
   virtual void read(int64_t first, int64_t n, uint8_t* out) const = 0;
   // Where in mapped files the rows come from.
   virtual std::vector<std::span<const uint8_t>> parts() const = 0;
+  // The same matrix as products may take it, in fewer bytes; null: there is none.
+  const CompactRows* compact() const { return compact_.get(); }
+  void set_compact(std::shared_ptr<const CompactRows> rows) { compact_ = std::move(rows); }
+
+ private:
+  std::shared_ptr<const CompactRows> compact_;
+};
+
+// Rows of blocks, of another type, which stand for a matrix W:
+//
+//   W[r][order[j]] = factor(r) * rows[r][j]
+//
+// Its products are factor(r) * (rows[r] . x in that order).
+class CompactRows : public MadeRows {
+ public:
+  virtual DType dtype() const = 0;
+  virtual bool has_factors() const { return false; }
+  virtual float factor(int64_t row) const = 0;
+  // A column of W for each of the rows; none: their own.
+  virtual std::span<const int32_t> order() const { return {}; }
 };
 
 struct TensorRecord {

@@ -10,7 +10,7 @@
 #include "encode/encoder.h"
 #include "kernels/table.h"
 #include "quant/packed_tensor.h"
-#include "quant/stored_rows.h"
+#include "quant/rows/stored_rows.h"
 
 namespace pyflow {
 namespace {
@@ -21,20 +21,6 @@ std::string shape_text(int64_t rows, int64_t cols) {
 
 // Copies start at a huge page, so that no page belongs to two nodes.
 constexpr size_t kCopyAlign = size_t{2} << 20;
-constexpr size_t kCopyPiece = size_t{64} << 10;
-
-// Makes the other copies of a matrix from the first one, mostly by threads near each copy: threads
-// are numbered by node, pieces by copy.
-void copy(PackedTensor& w, size_t n_copies, Team& team) {
-  if (n_copies == 1) return;
-  const size_t pieces = (w.nbytes() + kCopyPiece - 1) / kCopyPiece;
-  team.for_each(static_cast<int64_t>(n_copies * pieces), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      const size_t at = i % pieces * kCopyPiece, n = std::min(kCopyPiece, w.nbytes() - at);
-      if (const size_t to = i / pieces) w.copy(to, at, n);
-    }
-  });
-}
 
 }  // namespace
 
@@ -86,23 +72,57 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   if (!m.packed) {
     const bool across = ref.transposed && (info(r.dtype).block > 1 || r.made);
     const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1 && !across;
-    const DType dtype = encode ? *pack_as_ : across ? DType::F32 : r.dtype;
+    const CompactRows* compact = encode ? nullptr : compact_of(ref, r, format);
+    const DType dtype = encode    ? *pack_as_
+                        : across  ? DType::F32
+                        : compact ? compact->dtype()
+                                  : r.dtype;
     if (encode && cols % info(dtype).block)
       throw UnsupportedError(source_.path + ": tensor " + ref.name + ": rows of " +
                              std::to_string(cols) + " weights are no whole blocks of " +
                              std::string(info(dtype).name) + ", which has " +
                              std::to_string(info(dtype).block) + "; choose another format or none");
     m = {&at->first.first, &r, std::make_unique<PackedTensor>(dtype, rows, cols), loop, home_};
+    if (compact) take(*compact, m);
     in_order_.push_back(&m);
   }
   return *m.packed;
 }
 
+// Only the host's products take factors and orders.
+const CompactRows* Weights::compact_of(const TensorRef& ref, const TensorRecord& r,
+                                       Format format) const {
+  const CompactRows* compact = r.made ? r.made->compact() : nullptr;
+  if (!compact || format == Format::AsStored || ref.transposed || home_ != kHost) return nullptr;
+  return format == Format::Unordered && !compact->order().empty() ? nullptr : compact;
+}
+
+// Has the matrix packed from compact rows.
+void Weights::take(const CompactRows& compact, Matrix& m) {
+  m.compact = std::make_unique<TensorRecord>(*m.record);
+  m.compact->dtype = compact.dtype();
+  m.compact->made = &compact;
+  const std::span<const int32_t> order = compact.order();
+  if (compact.has_factors()) {
+    const int64_t n = m.packed->tiles() * kTileRows;
+    m.factors = Buffer(static_cast<size_t>(n) * sizeof(float), "factors of rows", "model");
+    std::fill_n(m.factors.as<float>(), n, 1.0f);
+    try {
+      m.stored().factors(compact, m.packed->rows(), m.factors.as<float>());
+    } catch (const UnsupportedError& e) {
+      throw UnsupportedError(source_.path + ": tensor " + m.ref->name + ": " + e.what());
+    }
+  }
+  m.packed->take_for(m.factors.as<float>(),
+                     order.empty() ? nullptr : &*orders_.emplace(order.begin(), order.end()).first);
+}
+
 const PackedTensor& Weights::rows_of(const TensorRef& ref, int64_t rows, int64_t cols,
-                                     const Share& own, Loop loop) {
-  if (own.size() == rows) return matrix(ref, rows, cols, loop);
+                                     const Share& own, Loop loop, Format format) {
+  if (own.size() == rows) return matrix(ref, rows, cols, loop, format);
   const TensorRecord& r = record(ref, rows, cols);
-  if (own.size() > 0) return matrix(ref.slice(own.begin, own.size()), own.size(), cols, loop);
+  if (own.size() > 0)
+    return matrix(ref.slice(own.begin, own.size()), own.size(), cols, loop, format);
   empty_.push_back(std::make_unique<PackedTensor>(r.dtype, 0, cols));
   return *empty_.back();
 }
@@ -113,9 +133,11 @@ std::vector<const PackedTensor*> Weights::matrices(const std::vector<TensorRef>&
   if (refs.size() == 1) {
     record(refs[0], n * rows, cols);
     for (int64_t i = 0; i < n; ++i)
-      all.push_back(&rows_of(refs[0].slice(i * rows, rows), rows, cols, own));
+      all.push_back(
+          &rows_of(refs[0].slice(i * rows, rows), rows, cols, own, Loop::Own, Format::Unordered));
   } else {
-    for (const TensorRef& ref : refs) all.push_back(&rows_of(ref, rows, cols, own));
+    for (const TensorRef& ref : refs)
+      all.push_back(&rows_of(ref, rows, cols, own, Loop::Own, Format::Unordered));
   }
   if (static_cast<int64_t>(all.size()) != n)
     throw ShapeError(source_.path + ": tensor " + refs[0].name + " and its like: expected " +
@@ -192,7 +214,7 @@ const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_
 }
 
 size_t Weights::Matrix::row_bytes() const {
-  return static_cast<size_t>(packed->cols()) / info(record->dtype).block * record->block_bytes();
+  return static_cast<size_t>(packed->cols()) / info(source().dtype).block * source().block_bytes();
 }
 
 const uint8_t* Weights::Matrix::in_place() const {
@@ -230,13 +252,13 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
       m.packed->pack_tile(rows, tile);
       continue;
     }
-    if (m.record->divisors) {
+    if (m.source().divisors) {
       stored.to_blocks(rows, first, n, blocks);
       m.packed->pack_tile(blocks, tile);
       continue;
     }
-    read_values("", *m.record, rows, n * cols, floats);
-    if (m.packed->dtype() == m.record->dtype) {
+    read_values("", m.source(), rows, n * cols, floats);
+    if (m.packed->dtype() == m.source().dtype) {
       m.packed->pack_tile(reinterpret_cast<const uint8_t*>(floats), tile);
       continue;
     }
@@ -280,7 +302,7 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll, const Se
           failure = e.what();
         }
       });
-      if (m->home == kHost) copy(*m->packed, pool.placement().n_copies(), team);
+      if (m->home == kHost) m->packed->copy_all(pool.placement().n_copies(), team);
     });
     if (!failure.empty())
       throw UnsupportedError(source_.path + ": tensor " + m->ref->name + ": " + failure);
@@ -358,6 +380,8 @@ std::vector<std::span<const uint8_t>> Weights::parts(
   for (const Matrix* m : at(kHost))
     if (!without.contains(m->packed.get()))
       parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
+  for (const Matrix* m : at(kHost))
+    if (m->factors.size() > 0) parts.emplace_back(m->factors.data(), m->factors.size());
   for (const auto& [ref, v] : vectors_) parts.emplace_back(v.data(), v.size());
   for (const auto& [refs, v] : joined_) parts.emplace_back(v.data(), v.size());
   return parts;
@@ -365,7 +389,7 @@ std::vector<std::span<const uint8_t>> Weights::parts(
 
 size_t Weights::nbytes(size_t n_copies) const {
   size_t n = 0;
-  for (const Matrix* m : at(kHost)) n += n_copies * m->packed->nbytes();
+  for (const Matrix* m : at(kHost)) n += n_copies * m->packed->nbytes() + m->factors.size();
   for (const auto& [ref, v] : vectors_) n += v.size();
   for (const auto& [refs, v] : joined_) n += v.size();
   for (const auto& [size, v] : ones_) n += v.size();

@@ -20,7 +20,7 @@
 #include "model/device/home.h"
 #include "model/spec.h"
 #include "quant/packed_tensor.h"
-#include "quant/stored_rows.h"
+#include "quant/rows/stored_rows.h"
 
 namespace pyflow {
 
@@ -51,12 +51,13 @@ class Weights {
   // for.
   // It has a home: the host's memory, or that of a group of devices.
   enum class Loop { Own, Continued };
-  enum class Format { Any, AsStored };
+  // Format::Unordered: its products take inputs in the columns' own order alone.
+  enum class Format { Any, AsStored, Unordered };
   const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
                              Loop loop = Loop::Own, Format format = Format::Any);
   // Some rows of a matrix of rows x cols, perhaps none: what a member of a group has of it.
   const PackedTensor& rows_of(const TensorRef& ref, int64_t rows, int64_t cols, const Share& own,
-                              Loop loop = Loop::Own);
+                              Loop loop = Loop::Own, Format format = Format::Any);
   // Where the matrices that are asked for from now on are to lie.
   void set_home(Home home) { home_ = home; }
   // n such matrices, each a tensor, or all of them in one; of each some rows.
@@ -107,24 +108,31 @@ class Weights {
     std::unique_ptr<PackedTensor> packed;
     Loop loop;
     Home home;
+    // What is packed in place of the record (CompactRows), with the factors of all rows of tiles.
+    std::unique_ptr<TensorRecord> compact = nullptr;
+    Buffer factors = {};
 
+    const TensorRecord& source() const { return compact ? *compact : *record; }
     // The place of its rows in the file, if they are contiguous; else null.
     const uint8_t* in_place() const;
     size_t row_bytes() const;  // in the file
     // Whether its rows are columns of blocks, which then become F32: one of several matrices of a
     // transposed tensor.
     bool across() const {
-      return ref->transposed && (info(record->dtype).block > 1 || record->made);
+      return ref->transposed && (info(source().dtype).block > 1 || source().made);
     }
     // Whether its values are not packed as they are stored.
     bool converted() const {
-      return packed->dtype() != record->dtype || record->is_double || record->divisors;
+      const TensorRecord& r = source();
+      return packed->dtype() != r.dtype || r.is_double || r.divisors;
     }
     StoredRows stored() const {
-      return {*record, ref->rows, ref->transposed, ref->step, ref->inputs.first};
+      return {source(), ref->rows, ref->transposed, ref->step, ref->inputs.first};
     }
   };
   std::vector<Matrix*> at(Home home) const;
+  const CompactRows* compact_of(const TensorRef& ref, const TensorRecord& r, Format format) const;
+  void take(const CompactRows& compact, Matrix& m);
   void place(const Placement& placement);
   void bind_shares(const Placement& placement) const;
   void release(const Matrix& m, bool last) const;
@@ -139,6 +147,7 @@ class Weights {
   std::set<std::string> used_;
   Home home_ = kHost;
   std::map<std::pair<TensorRef, Home>, Matrix> matrices_;
+  std::set<std::vector<int32_t>> orders_;             // of columns: equal ones are one
   std::vector<std::unique_ptr<PackedTensor>> empty_;  // of members that have no row
   std::vector<Matrix*> in_order_;  // of matrix(), which is the order in which a step reads them
   Buffer arena_;                   // one for all, to fit huge pages

@@ -103,14 +103,16 @@ def _plain(parts: Parts, stem: str, groups: Sequence[Scheme]) -> Plan:
             _core.Zeros(0, packed),
             (-128 - int(values.max()), 127 - int(values.min())),
         )
+    dtype = parts.dtype(integers, parts.table[scale], size, k)
     return _core.Integers(
         name,
-        parts.dtype(integers, parts.table[scale], size, k),
+        dtype,
         (n, k),
         codes=_core.Packed(name, 8, _core.PackOrder.BYTES, per_line=k, per_word=1),
         zeros=zeros,
         scales=_core.ScalesAt(scale, per_row, per_group),
         groups=_core.Groups(size, n_groups),
+        compact=parts.compact(dtype, integers, parts.table[scale], size, k),
     )
 
 
@@ -136,14 +138,16 @@ def _words(parts: Parts, stem: str, groups: Sequence[Scheme]) -> Plan:
         packed = _core.Packed(zero, bits, order, per_line=1, per_word=n_groups)
         low, high = (0, 2 * middle - 1) if 32 % bits else parts.fields_range(zero, bits)
         zeros, integers = _core.Zeros(0, packed), (-high, 2 * middle - 1 - low)
+    dtype = parts.dtype(integers, parts.table[scale], 0 if group_of else size, k)
     return _core.Integers(
         f"{stem}.weight",
-        parts.dtype(integers, parts.table[scale], 0 if group_of else size, k),
+        dtype,
         (n, k),
         codes=_core.Packed(name, bits, order, per_line=width, per_word=1),
         zeros=zeros,
         scales=_core.ScalesAt(scale, per_row, per_group),
         groups=_core.Groups(size, n_groups, group_of),
+        compact=parts.compact(dtype, integers, parts.table[scale], group_of or size, k),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from pyflow.formats import arrays
 from pyflow.formats.quantized import fp8
 from pyflow.formats.quantized.parts import Parts, Plan
@@ -9,6 +11,7 @@ from pyflow.formats.quantized.parts import Parts, Plan
 from pyflow import _core
 
 _GROUP = 16
+_NAN = 0x7F
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -22,6 +25,11 @@ def fp4_codes(parts: Parts, stem: str, codes: str, whole: str, *, divides: bool)
     parts.tensor(scale, (fp8.TYPE,), (n, groups))
     is_scalar = f"{stem}.{whole}" in parts.table and not parts.table[f"{stem}.{whole}"].shape
     parts.tensor(f"{stem}.{whole}", ("F32",), () if is_scalar else (1,))
+    factor = parts.floats(f"{stem}.{whole}").reshape(-1)[0]
+    with np.errstate(all="ignore"):
+        is_number = 0 < abs(1 / factor if divides else factor) < np.inf
+    codes_of_scales: NDArray[np.uint8] = parts.native.data(scale)
+    is_compact = k % 64 == 0 and is_number and codes_of_scales.max() < _NAN
     values = [*_POSITIVE, *(-x for x in _POSITIVE)] * 16
     return _core.Codes(
         f"{stem}.weight",
@@ -33,8 +41,9 @@ def fp4_codes(parts: Parts, stem: str, codes: str, whole: str, *, divides: bool)
             groups,
             1,
             table=[float(x) for x in arrays.f8_values(fp8.TYPE)],
-            factor=float(parts.floats(f"{stem}.{whole}").reshape(-1)[0]),
+            factor=float(factor),
             divides=divides,
         ),
         block=(1, _GROUP),
+        compact="NVFP4" if is_compact else "",
     )

@@ -94,12 +94,15 @@ def _plan(
     stream = _core.PackOrder.STREAM
     per_group = n * bits // 32
     packed = _core.Packed(f"{stem}.qzeros", bits, stream, per_line=per_group, per_word=1)
+    dtype = parts.dtype(integers, scales, 0 if group_of else size, k)
+    compact = parts.compact(dtype, integers, scales, group_of or size, k)
     return _core.Integers(
         f"{stem}.weight",
-        parts.dtype(integers, scales, 0 if group_of else size, k),
+        dtype,
         (n, k),
         codes=_core.Packed(f"{stem}.qweight", bits, stream, per_line=1, per_word=n),
         zeros=_core.Zeros(middle) if is_symmetric else _core.Zeros(more, packed),
         scales=_core.ScalesAt(f"{stem}.scales", per_row=1, per_group=n),
         groups=_core.Groups(size, n_groups, group_of),
+        compact=compact,
     )

@@ -24,10 +24,16 @@ _RANGES = {
     "Q5_0": (-16, 15),
     "Q8_0": (-128, 127),
 }
+# Of eight bits with a zero.
+_LINE = (-255, 255)
 _ADVICE = "the file is damaged or badly converted: download or convert it again"
 
 
-Plan: TypeAlias = _core.Integers | _core.Codes | _core.MxBlocks
+Compact: TypeAlias = tuple[str, bool]
+"""Blocks for products, "" for none; and whether scales are factors of rows."""
+_NOT_COMPACT: Compact = ("", False)
+
+Plan: TypeAlias = _core.Integers | _core.Codes | _core.MxBlocks | _core.Scaled
 
 
 @dataclass(slots=True)
@@ -112,6 +118,32 @@ class Parts:
             return "F32"
         fits = [n for n, (lo, hi) in _RANGES.items() if lo <= integers[0] and integers[1] <= hi]
         return fits[0] if fits and self._is_f16(scales) else "F32"
+
+    def compact(
+        self,
+        dtype: str,
+        integers: tuple[int, int],
+        scales: _core.TensorRow,
+        groups: int | str,
+        cols: int,
+    ) -> Compact:
+        """What products take in place of F32 (csrc/quant/foreign/compact.h), if dtype is that.
+
+        groups: the columns that share a scale, or the tensor that says each column's. Blocks of
+        sorted columns must have one scale; where a row has one, it becomes the row's factor.
+        """
+        if dtype != "F32" or cols % _BLOCK:
+            return _NOT_COMPACT
+        if isinstance(groups, str):
+            blocks = np.sort(self.values(groups)).reshape(-1, _BLOCK)
+            kind = self.dtype(integers, scales, _BLOCK, cols)
+            is_whole = kind != "F32" and bool(np.all(blocks == blocks[:, :1]))
+            return (kind, False) if is_whole else _NOT_COMPACT
+        low, high = integers
+        fits = [name for name, (lo, hi) in _RANGES.items() if lo <= low and high <= hi]
+        if groups < cols or not (fits or (_LINE[0] <= low and high <= _LINE[1])):
+            return _NOT_COMPACT
+        return (fits[0] if fits else "Q8_B32", True)
 
     def _is_f16(self, scales: _core.TensorRow) -> bool:
         if scales.dtype == "F16":

@@ -38,6 +38,10 @@ class TensorRow:
     def made(self) -> bool:
         """Whether other tensors make it up, as of `join_tensors`."""
     @property
+    def compact(self) -> str:
+        """The blocks that products on a CPU take in its place, with factors of rows or columns in
+        another order; "" if there are none."""
+    @property
     def source(self) -> str:
         """The path of the file that the tensor lies in."""
     @property
@@ -242,6 +246,7 @@ class Integers:
         zeros: Zeros,
         scales: ScalesAt,
         groups: Groups,
+        compact: tuple[str, bool] = ("", False),
     ) -> None: ...
 
 @final
@@ -257,7 +262,14 @@ class Codes:
         codes: CodesAt,
         scales: ScalesAt,
         block: tuple[int, int],
+        compact: str = "",
     ) -> None: ...
+
+@final
+class Scaled:
+    """A tensor of blocks of the same name, times scales of F32: one, or one for each equal part."""
+
+    def __init__(self, name: str, scales: str, n_scales: int) -> None: ...
 
 @final
 class MxBlocks:
@@ -268,7 +280,7 @@ class MxBlocks:
 
 def join_tensors(
     checkpoint: Checkpoint,
-    plans: Sequence[Integers | Codes | MxBlocks],
+    plans: Sequence[Integers | Codes | MxBlocks | Scaled],
     hidden: Sequence[str],
 ) -> Checkpoint:
     """The checkpoint with these tensors in place of those that make them up, and without the hidden

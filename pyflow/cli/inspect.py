@@ -166,6 +166,7 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
             "strides": list(t.strides),
             "contiguous": t.contiguous,
             "made": t.made,
+            "compact": t.compact,
             "nbytes": t.nbytes,
             "file": Path(t.source).name,
             "offset": t.offset,
@@ -224,6 +225,7 @@ def _print_contents(path: str, contents: dict[str, Any]) -> None:
         note = "" if t["supported"] else "  (this build cannot run this type)"
         note += "" if t["contiguous"] else f"  strides {' x '.join(map(str, t['strides']))}"
         note += "  made of other tensors" if t["made"] else ""
+        note += f"; {t['compact']} in products" if t["compact"] else ""
         click.echo(f"  {name:<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}")
 
 

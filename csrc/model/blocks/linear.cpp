@@ -103,6 +103,15 @@ void for_chunks(const Step& step, const InputRows& in, const Needs& needs, int64
   }
 }
 
+// Multiplies the outputs of tiles [begin, end) by the factors of their rows, if there are any.
+void multiply_factors(const Product& p, const Rows& rows, int64_t begin, int64_t end) {
+  const float* factors = p.weight->factors();
+  if (!factors) return;
+  for (int64_t r = rows.first; r < rows.first + rows.n; ++r)
+    for (int64_t i = begin * kTileRows; i < end * kTileRows; ++i)
+      p.y[r * p.y_stride + i] *= factors[i];
+}
+
 // Tiles [begin, end) of one product, from rows that are quantized or by panels.
 void multiply_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
                     int64_t end) {
@@ -121,6 +130,7 @@ void multiply_tiles(const Step& step, const Product& p, const Rows& rows, int64_
           .panels = rows.panels,
           .scratch = step.kernel_scratch},
          begin, end);
+  multiply_factors(p, rows, begin, end);
 }
 
 // The same from pairs of rows: the two halves of each are multiplied and added.
@@ -152,6 +162,7 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
           y[lane] = half[lane] + half[kTwoTiles + lane];
       }
     }
+  multiply_factors(p, rows, begin, end);
 }
 
 // Tiles that are computed together: kernels of AMX tiles take many rows, and those of prompts, by two.
@@ -203,6 +214,13 @@ void observe(const Step& step, Team& team, std::span<const Product> products, Ma
   step.observer->input(team, input);
 }
 
+// The order in which products take their input, all of them in the same.
+const std::vector<int32_t>* order_of(std::span<const Product> products) {
+  for (const Product& p : products)
+    if (p.weight->rows() > 0) return p.weight->order();  // a member may have none of a matrix
+  return nullptr;
+}
+
 // What precedes the shared loop of products.
 void prepare(Step& step, Team& team, std::span<const Product> products, const InputRows& in,
              const Needs& needs) {
@@ -213,12 +231,25 @@ void prepare(Step& step, Team& team, std::span<const Product> products, const In
   if (!needs.acts && !needs.panels) return;
   const int64_t k = products[0].weight->cols();
   const auto parts = needs.parts(in);
+  const std::vector<int32_t>* order = order_of(products);
   each_row(step, team, in.n_rows, [&](int64_t begin, int64_t end) {
+    std::vector<float> sorted(order ? order->size() : 0);
     for (int64_t r = begin; r < end; ++r) {
       const Part& part = parts[r < parts[1].first ? 0 : 1];
-      round_row(step, needs, part, in.x + r * in.stride, k, r - part.first);
+      const float* x = in.x + r * in.stride;
+      for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = x[(*order)[i]];
+      round_row(step, needs, part, order ? sorted.data() : x, k, r - part.first);
     }
   });
+}
+
+// So many of the first products take their input in one order.
+size_t in_one_order(std::span<const Product> products) {
+  for (size_t n = 1; n < products.size(); ++n)
+    if (products[n].weight->rows() > 0 &&
+        products[n].weight->order() != order_of(products.first(n)))
+      return n;
+  return products.size();
 }
 
 }  // namespace
@@ -239,6 +270,10 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
 }
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in) {
+  if (const size_t n = in_one_order(products); n < products.size()) {
+    multiply(step, team, products.first(n), in);
+    return multiply(step, team, products.subspan(n), in);
+  }
   const Needs needs(step, products, in);
   prepare(step, team, products, in, needs);
   const int64_t unit = unit_tiles(step, in, needs);
@@ -263,6 +298,10 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const I
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in,
               const AfterTiles& after) {
+  if (const size_t n = in_one_order(products); n < products.size()) {
+    multiply(step, team, products.first(n), in);
+    return multiply(step, team, products.subspan(n), in, after);
+  }
   const Needs needs(step, products, in);
   prepare(step, team, products, in, needs);
   const PackedTensor& w = *products[0].weight;

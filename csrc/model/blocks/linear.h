@@ -39,7 +39,8 @@ inline InputRows all_rows(const Step& s, const float* x, int64_t stride) {
 
 // y = W x for several matrices over the same input, which is rounded as they need it, in one shared
 // loop. Rows of prompts go by panels where a format has prefill_matmul; weights with fine inputs
-// take pairs of rows. All of these functions show the input to the step's observer. Adapters add
+// take pairs of rows. Weights whose columns have an order take the input so, with one rounding for
+// those of the same order, and results are multiplied by the weights' factors of rows. All of these functions show the input to the step's observer. Adapters add
 // theirs before anything else is done with the result.
 void multiply(Step&, Team&, std::span<const Product>, const InputRows&);
 // The same for matrices of one height, whose tiles are computed side by side: once those of some

@@ -34,6 +34,11 @@ BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const PackedTensor* weigh
                           tile.data() + static_cast<size_t>(i - first) * nbytes);
     rows_.pack_tile(tile.data(), t);
   }
+  if (weight_->factors()) {
+    factors_.resize(static_cast<size_t>(rows_.tiles() * kTileRows), 1.0f);
+    for (size_t i = 0; i < tokens.size(); ++i) factors_[i] = weight_->factors()[tokens[i]];
+  }
+  rows_.take_for(factors_.empty() ? nullptr : factors_.data(), weight_->order());
   if (head.bias)
     for (const int32_t token : tokens) bias_.push_back(head.bias[token]);
 }

@@ -30,7 +30,7 @@ class BaseHead {
   const PackedTensor* weight_;
   PackedTensor rows_;
   Buffer arena_;
-  std::vector<float> bias_;
+  std::vector<float> bias_, factors_;
 };
 
 }  // namespace pyflow

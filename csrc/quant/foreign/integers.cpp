@@ -8,6 +8,7 @@
 #include "quant/formats/block/q8_0.h"
 #include "quant/formats/own/q2_b32.h"
 #include "quant/formats/own/q3_b32.h"
+#include "quant/formats/own/q8_b32.h"
 
 namespace pyflow::quant {
 namespace {
@@ -42,7 +43,29 @@ void put_block(DType dtype, const int16_t* values, uint16_t d, uint8_t* out) {
   }
 }
 
+// Codes as they are, with a base: -zero, which F16 holds.
+void put_line(const int16_t* codes, int zero, uint8_t* out) {
+  Fields f;
+  f.d = to_half(1.0f);
+  f.m = to_half(static_cast<float>(-zero));
+  for (int j = 0; j < 32; ++j) f.q[j] = static_cast<uint8_t>(codes[j]);
+  const auto block = Q8_B32::assemble(f);
+  std::memcpy(out, &block, sizeof block);
+}
+
+// A row in another order of its columns.
+void reorder(const std::vector<int32_t>& order, int16_t* row, std::vector<int16_t>& sorted) {
+  sorted.resize(order.size());
+  for (size_t i = 0; i < order.size(); ++i) sorted[i] = row[order[i]];
+  std::copy(sorted.begin(), sorted.end(), row);
+}
+
 }  // namespace
+
+bool IntegerRows::holds(DType dtype) {
+  return dtype == DType::Q2_B32 || dtype == DType::Q3_B32 || dtype == DType::Q4_0 ||
+         dtype == DType::Q5_0 || dtype == DType::Q8_0 || dtype == DType::Q8_B32;
+}
 
 int PackedIntegers::code(int64_t line, int64_t i) const {
   switch (order) {
@@ -147,6 +170,7 @@ void IntegerRows::read(int64_t first, int64_t n, uint8_t* out) const {
     int zero;
     float scale;
   };
+  std::vector<int16_t> sorted;
   std::vector<Group> groups(static_cast<size_t>(m_.groups.count));
   for (const int64_t end = first + n; first < end;) {
     const int64_t count = std::min(kRows, end - first);
@@ -156,8 +180,9 @@ void IntegerRows::read(int64_t first, int64_t n, uint8_t* out) const {
         groups[static_cast<size_t>(g)] = {
             m_.zero + (m_.zeros.data.empty() ? 0 : m_.zeros.code(g, first)),
             m_.scales.at(first, g)};
-      const auto group = [&](int64_t k) { return groups[static_cast<size_t>(m_.groups.at(k))]; };
+      const auto group = [&](int64_t k) { return groups[static_cast<size_t>(m_.group_of(k))]; };
       int16_t* row = values.data() + r * stride;
+      if (!m_.order.empty()) reorder(m_.order, row, sorted);
       if (block == 1) {
         for (int64_t k = 0; k < cols; ++k, out += sizeof(float)) {
           const auto [zero, scale] = group(k);
@@ -168,8 +193,12 @@ void IntegerRows::read(int64_t first, int64_t n, uint8_t* out) const {
       }
       for (int64_t k = 0; k < cols; k += block, out += block_bytes) {
         const auto [zero, scale] = group(k);
+        if (m_.dtype == DType::Q8_B32) {
+          put_line(row + k, zero, out);
+          continue;
+        }
         for (int64_t j = k; j < k + block; ++j) row[j] = static_cast<int16_t>(row[j] - zero);
-        put_block(m_.dtype, row + k, to_half(scale), out);
+        put_block(m_.dtype, row + k, to_half(m_.has_factors ? 1.0f : scale), out);
       }
     }
   }

@@ -69,8 +69,20 @@ class IntegerRows : public MadeRows {
     int zero = 0;            // is added to each
     Scales scales;
     Groups groups;
+    // Of compact rows (compact.h): the columns in another order, none for their own; scales are
+    // factors of rows, and that of each block is 1.
+    std::vector<int32_t> order = {};
+    bool has_factors = false;
+
+    int64_t group_of(int64_t k) const {
+      return groups.at(order.empty() ? k : order[static_cast<size_t>(k)]);
+    }
   };
   explicit IntegerRows(const Matrix& matrix) : m_(matrix) {}
+
+  // Whether blocks of the type are made here.
+  static bool holds(DType dtype);
+  const Matrix& matrix() const { return m_; }
 
   void read(int64_t first, int64_t n, uint8_t* out) const override;
   std::vector<std::span<const uint8_t>> parts() const override;

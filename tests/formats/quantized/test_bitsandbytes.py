@@ -18,6 +18,7 @@ from .test_gptq import check, weights, written
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/quantized/bitsandbytes.json").read_text())
 FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}
+BECOMES = {"nf4": "NF4", "fp4": "FP4", "int": "F32"}
 _TYPES = {"U8": "u1", "I8": "i1", "F32": "<f4"}
 
 
@@ -29,12 +30,26 @@ def array(kept: tuple[str, list[int], str]) -> Any:
 def test_values_are_those_of_the_program_itself(case: str, tmp_path: Path) -> None:
     tensors = {name: array(kept) for name, kept in GOLDEN[case].items()}
     made = packing.Quantized(tensors, tensors.pop("values").astype(np.float64))
-    check(written(tmp_path, made, EIGHT if case == "int8" else FOUR), made, "F32")
+    check(written(tmp_path, made, EIGHT if case == "int8" else FOUR), made, BECOMES[case[:3]])
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_blocks_of_a_larger_matrix_have_their_scales(nested: bool, tmp_path: Path) -> None:
     made = packing.nf4(weights(70, 256), nested=nested)  # 280 scales
+    check(written(tmp_path, made, FOUR), made, "NF4")
+
+
+@pytest.mark.parametrize(("size", "becomes"), [(32, "F32"), (128, "NF4")])
+def test_blocks_may_have_other_sizes(size: int, becomes: str, tmp_path: Path) -> None:
+    made = packing.nf4(weights(8, 256), size=size)
+    check(written(tmp_path, made, FOUR), made, becomes)
+
+
+def test_another_table_of_codes_becomes_floats(tmp_path: Path) -> None:
+    made = packing.nf4(weights(8, 64))
+    table = made.tensors["weight.quant_map"] * np.float32(0.5)
+    made.tensors["weight.quant_map"] = table
+    made.values = made.values * 0.5
     check(written(tmp_path, made, FOUR), made, "F32")
 
 
@@ -82,6 +97,12 @@ def test_a_state_that_does_not_fit_is_refused(state: Any, message: str, tmp_path
     made.tensors[name] = np.frombuffer(state.encode(), np.uint8)
     with pytest.raises(PyflowError, match=message):
         formats.open(written(tmp_path, made, FOUR))
+
+
+@pytest.mark.parametrize(("cols", "compact"), [(64, "Q8_0"), (40, "")])
+def test_eight_bits_are_blocks_in_products(cols: int, compact: str, tmp_path: Path) -> None:
+    made = packing.int8(weights(8, cols))
+    check(written(tmp_path, made, EIGHT), made, "F32", compact)
 
 
 def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -41,11 +41,13 @@ def written(
     return folder
 
 
-def check(folder: Path, made: packing.Quantized, dtype: str) -> None:
+def check(folder: Path, made: packing.Quantized, dtype: str, compact: str | None = None) -> None:
+    """compact: what products take, "" for the same."""
     checkpoint = formats.open(folder)
     assert sorted(t.name for t in checkpoint.tensors) == ["a.bias", "a.weight"]
     found = checkpoint.native.tensor("a.weight")
     assert (found.dtype, found.shape) == (dtype, made.values.shape)
+    assert compact is None or found.compact == compact
     want = made.values.astype(np.float32)
     np.testing.assert_array_equal(checkpoint.array("a.weight"), want)
 
@@ -64,13 +66,31 @@ def test_values_are_exact(
     check(written(tmp_path, made, **more), made, BLOCKS[bits, symmetric])
 
 
-@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (3, False)])
-def test_columns_in_any_order_of_groups_are_floats(
-    bits: int, symmetric: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("bits", "symmetric", "compact"),
+    [(2, True, "Q2_B32"), (4, True, "Q4_0"), (4, False, "Q5_0"), (3, False, "Q4_0")],
+)
+def test_columns_in_any_order_of_groups_are_floats_that_products_take_as_blocks(
+    bits: int, symmetric: bool, compact: str, tmp_path: Path
 ) -> None:
     order = np.random.default_rng(1).permutation(96)
     made = packing.gptq(weights(32, 96), bits, 32, symmetric=symmetric, order=order)
-    check(written(tmp_path, made, bits=bits, sym=symmetric, desc_act=True), made, "F32")
+    check(written(tmp_path, made, bits=bits, sym=symmetric, desc_act=True), made, "F32", compact)
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_groups_that_are_no_whole_blocks_stay_floats(size: int, tmp_path: Path) -> None:
+    order = np.random.default_rng(1).permutation(96)
+    made = packing.gptq(weights(32, 96), 4, 16, order=order)
+    if size == 48:
+        made = packing.gptq(weights(32, 96), 4, 32, order=order)
+        groups = made.tensors["g_idx"]
+        groups[np.flatnonzero(groups == 0)[:16]] = 1
+        codes = made.tensors["qweight"].T.copy().view(np.uint8)
+        each = np.stack([codes & 15, codes >> 4], -1).reshape(32, 96).astype(np.int64)
+        made.values = made.tensors["scales"].astype(np.float64).T[:, groups] * (each - 8)
+    group_size = 16 if size == 16 else 32
+    check(written(tmp_path, made, group_size=group_size, desc_act=True), made, "F32", "")
 
 
 def test_symmetric_weights_may_hold_zeros_of_version_2(tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ CASES: dict[str, Case] = {
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         lambda _, w: packing.nf4(w, nested=True, size=32),
     ),
+    "nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        lambda _, w: packing.nf4(w, size=32 if w.shape[1] % 64 else 64),
+    ),
     "bitsandbytes_int8": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
         lambda _, w: packing.int8(w),

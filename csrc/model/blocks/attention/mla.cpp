@@ -186,9 +186,11 @@ class Mla final : public Block {
       return head == own_.begin ? Weights::Loop::Own : Weights::Loop::Continued;
     };
     for (int64_t h = own_.begin; h < own_.end; ++h)
-      keys_.push_back(&w.matrix(key_of(spec, h), rank_, nope_dim_, loop(h)));
+      keys_.push_back(
+          &w.matrix(key_of(spec, h), rank_, nope_dim_, loop(h), Weights::Format::Unordered));
     for (int64_t h = own_.begin; h < own_.end; ++h)
-      values_.push_back(&w.matrix(value_of(spec, h), value_dim_, rank_, loop(h)));
+      values_.push_back(
+          &w.matrix(value_of(spec, h), value_dim_, rank_, loop(h), Weights::Format::Unordered));
     o_ = &w.rows_of(spec.tensor("o"), n_embd_, n_all_heads_ * value_dim_, embd_.own);
     o_bias_ = from(w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_), embd_.own.begin);
   }

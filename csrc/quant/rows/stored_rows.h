@@ -26,8 +26,13 @@ struct StoredRows {
   int64_t step = 1;         // between rows of a segment
   int64_t first_input = 0;  // of a transposed one: the row where it begins
 
+  // The tensor's row for a row of the cut; for a transposed tensor, its column. -1: zeros.
+  int64_t file_row(int64_t row) const;
+
   // Copies n rows of `cols` weights from row `first` of the cut on, as bytes of the file.
   void copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const;
+  // What the first n rows of the cut are multiplied by; not those of zeros.
+  void factors(const CompactRows& compact, int64_t n, float* to) const;
   // Weights of such rows of a transposed tensor whose blocks lie across them.
   void decode(int64_t first, int64_t n, int64_t cols, float* to) const;
   // Of int8 codes, copied before: their blocks of Q8_0. A row has one scale, F16(1 / divisor),

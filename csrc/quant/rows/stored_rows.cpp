@@ -1,4 +1,4 @@
-#include "quant/stored_rows.h"
+#include "quant/rows/stored_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -15,17 +15,8 @@
 namespace pyflow {
 namespace {
 
-constexpr size_t kNone = SIZE_MAX;  // a row of zeros
+constexpr auto kNone = static_cast<size_t>(int64_t{-1});  // a row of zeros
 constexpr int64_t kAtOnce = 16;
-
-// The tensor's row for a row of the cut; for a transposed tensor, its column.
-size_t file_row(const StoredRows& rows, int64_t row) {
-  for (const auto& [start, count] : rows.segments) {
-    if (row < count) return start < 0 ? kNone : static_cast<size_t>(start + row * rows.step);
-    row -= count;
-  }
-  return static_cast<size_t>(row);  // no segments: all rows
-}
 
 // Neighbours are read at once, for they may share words of the file.
 void read_made(const MadeRows& made, std::span<const size_t> from, size_t nbytes, uint8_t* to) {
@@ -65,6 +56,19 @@ void read_values(const std::string& where, const TensorRecord& r, const uint8_t*
   }
 }
 
+int64_t StoredRows::file_row(int64_t row) const {
+  for (const auto& [start, count] : segments) {
+    if (row < count) return start < 0 ? -1 : start + row * step;
+    row -= count;
+  }
+  return row;  // no segments: all rows
+}
+
+void StoredRows::factors(const CompactRows& compact, int64_t n, float* to) const {
+  for (int64_t row = 0; row < n; ++row)
+    if (const int64_t from = file_row(row); from >= 0) to[row] = compact.factor(from);
+}
+
 void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const {
   const size_t value = record.block_bytes();
   const size_t width = static_cast<size_t>(cols / info(record.dtype).block);
@@ -73,7 +77,7 @@ void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const
     std::array<size_t, kAtOnce> from{};
     const auto count = static_cast<size_t>(std::min(n - begin, kAtOnce));
     for (size_t i = 0; i < count; ++i) {
-      from[i] = file_row(*this, first + begin + static_cast<int64_t>(i));
+      from[i] = static_cast<size_t>(file_row(first + begin + static_cast<int64_t>(i)));
       if (from[i] == kNone)
         std::memset(to + i * nbytes, 0, nbytes);
       else if (!transposed && !record.made)
@@ -102,7 +106,7 @@ void StoredRows::decode(int64_t first, int64_t n, int64_t cols, float* to) const
       row = record.data + static_cast<size_t>(first_input + k) * n_blocks * nbytes;
     size_t decoded = kNone;  // columns side by side mostly lie in one block
     for (int64_t i = 0; i < n; ++i) {
-      const size_t column = file_row(*this, first + i);
+      const size_t column = static_cast<size_t>(file_row(first + i));
       if (column != kNone && column / block != decoded) {
         decoded = column / block;
         dequantize(record.dtype, row + decoded * nbytes, static_cast<int64_t>(block),
@@ -117,7 +121,7 @@ void StoredRows::to_blocks(const uint8_t* codes, int64_t first, int64_t n, uint8
   const size_t n_codes = static_cast<size_t>(info(record.dtype).block);
   const size_t nbytes = info(record.dtype).block_bytes;
   for (int64_t i = 0; i < n; ++i) {
-    const size_t row = file_row(*this, first + i);
+    const size_t row = static_cast<size_t>(file_row(first + i));
     for (int64_t b = 0; b < record.cols() / info(record.dtype).block; ++b) {
       put_scale(record, row == kNone ? 0 : row, blocks);
       std::memcpy(blocks + nbytes - n_codes, codes, n_codes);
