@@ -15,6 +15,7 @@ from pyflow.formats import arrays, quantized
 from pyflow.formats.folders import check_description, explain, left_aside, main_file, parts_of
 from pyflow.formats.lookalikes import describe, unknown
 from pyflow.formats.overrides import NO_OVERRIDES, Overrides
+from pyflow.formats.quantized.scaled import join_scales
 
 from pyflow import _core
 from pyflow.errors import FilesWarning, FormatError
@@ -110,7 +111,9 @@ def open(path: str | PathLike[str]) -> Checkpoint:
             )
     if native.format != "GGUF":
         check_description(path.parent)
-    if native.format == "safetensors":
+    if native.format == "GGUF":
+        native = join_scales(native)
+    elif native.format == "safetensors":
         native = quantized.join(_core.join_pairs(native), path.with_name("config.json"))
     notes = [f"{path}: {note}" for note in native.notes]
     if folder is not None:
