@@ -133,11 +133,10 @@ std::vector<const PackedTensor*> Weights::matrices(const std::vector<TensorRef>&
   if (refs.size() == 1) {
     record(refs[0], n * rows, cols);
     for (int64_t i = 0; i < n; ++i)
-      all.push_back(
-          &rows_of(refs[0].slice(i * rows, rows), rows, cols, own, Loop::Own, Format::Unordered));
+      all.push_back(&rows_of(refs[0].slice(i * rows, rows), rows, cols, own, Format::Unordered));
   } else {
     for (const TensorRef& ref : refs)
-      all.push_back(&rows_of(ref, rows, cols, own, Loop::Own, Format::Unordered));
+      all.push_back(&rows_of(ref, rows, cols, own, Format::Unordered));
   }
   if (static_cast<int64_t>(all.size()) != n)
     throw ShapeError(source_.path + ": tensor " + refs[0].name + " and its like: expected " +

@@ -58,6 +58,10 @@ class Weights {
   // Some rows of a matrix of rows x cols, perhaps none: what a member of a group has of it.
   const PackedTensor& rows_of(const TensorRef& ref, int64_t rows, int64_t cols, const Share& own,
                               Loop loop = Loop::Own, Format format = Format::Any);
+  const PackedTensor& rows_of(const TensorRef& ref, int64_t rows, int64_t cols, const Share& own,
+                              Format format) {
+    return rows_of(ref, rows, cols, own, Loop::Own, format);
+  }
   // Where the matrices that are asked for from now on are to lie.
   void set_home(Home home) { home_ = home; }
   // n such matrices, each a tensor, or all of them in one; of each some rows.

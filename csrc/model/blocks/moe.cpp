@@ -89,7 +89,6 @@ class Moe final : public Block {
       c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
     for (const auto* experts : {&gate_, &up_, &down_})
       c.facts.unadapted.insert(experts->begin(), experts->end());
-    c.facts.unadapted.insert({router_, shared_router_});
     weighs_inputs_ = spec.has("weighs_inputs") && spec.flag("weighs_inputs");
     takes_floats_ = weighs_inputs_;
     for (const auto* experts : {&gate_, &up_})
@@ -97,14 +96,12 @@ class Moe final : public Block {
     if (spec.has("shared_gate")) {
       n_ff_shared_ = spec.integer("n_ff_shared");
       shared_ = Shares({n_ff_shared_, kInnerUnit}, c.stage.member);
-      shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own,
-                                Weights::Loop::Own, Weights::Format::Unordered);
-      shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own,
-                              Weights::Loop::Own, Weights::Format::Unordered);
-      shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own,
-                                Weights::Loop::Own, Weights::Format::Unordered);
-      c.facts.unadapted.insert({shared_gate_, shared_up_, shared_down_});
+      const auto as = Weights::Format::Unordered;
+      shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own, as);
+      shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own, as);
+      shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own, as);
     }
+    c.facts.unadapted.insert({router_, shared_router_, shared_gate_, shared_up_, shared_down_});
   }
 
   ScratchNeeds needs(CacheType) const override {
