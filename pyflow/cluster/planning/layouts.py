@@ -40,6 +40,11 @@ class Layout:
     def n_ranks(self) -> int:
         return sum(len(group.ranks) for group in self.groups)
 
+    @property
+    def spares_first(self) -> bool:
+        """Whether rank 0 holds no layers."""
+        return all(0 not in group.ranks for group in self.groups)
+
     def __str__(self) -> str:
         """As --layout takes it."""
         return f"{len(self.groups)}x{self.n_members}"
@@ -191,7 +196,7 @@ def best_layout(layouts: Sequence[Layout], predict: Predict) -> Judged:
 
 def _promising(layouts: Sequence[Layout]) -> list[Layout]:
     """Those that no other one beats in the time of a token, of a run with drafts, and between
-    runs."""
+    runs. Where rank 0 holds no layers, a draft model may be worth more than these times tell."""
     times: list[tuple[Layout, tuple[float, float, float]]] = []
     for layout in layouts:
         with suppress(ResourceError):
@@ -202,8 +207,8 @@ def _promising(layouts: Sequence[Layout]) -> list[Layout]:
         for i, (layout, own) in enumerate(times)
         if not any(
             all(map(float.__le__, other, own)) and (other != own or j < i)
-            for j, (_, other) in enumerate(times)
-            if j != i
+            for j, (another, other) in enumerate(times)
+            if j != i and another.spares_first == layout.spares_first
         )
     ]
 
