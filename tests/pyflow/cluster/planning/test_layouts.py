@@ -193,6 +193,16 @@ def test_replicas_and_lookahead_pay_on_slow_networks_alone() -> None:
     assert "2x2 (both)" in table_5([GIGABIT])
 
 
+@pytest.mark.accept
+def test_pipeinfer_over_groups_is_twice_as_fast_as_over_layers_on_gigabit() -> None:
+    drafts = Drafts(ms=17.0, acceptance=0.66)  # of a model of 1.1B, on one node
+    measured = cluster(LLAMA_70B, GIGABIT, [40.0] * 16)
+    both = measured.layout([range(1 + 5 * i, 6 + 5 * i) for i in range(3)])
+    layers, groups = (judge([each], predicting(drafts))[0] for each in (measured.alone(), both))
+    assert groups.best.kind == "pipeinfer"
+    assert groups.tokens_per_s >= 2 * layers.tokens_per_s
+
+
 SHAPES = [QWEN_1_5B, LLAMA_7B, LLAMA_70B]
 
 
