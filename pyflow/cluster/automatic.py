@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pyflow.cluster.mpi.layers import Placement, Ranks, Splitter, placement
 from pyflow.cluster.planning.layouts import Layout, Shareable, best_layout, predicting
+from pyflow.cluster.planning.members import shared_heads
 from pyflow.cluster.planning.plan import ClusterProfile, evaluate_split
 from pyflow.cluster.planning.predict import (
     Drafts,
@@ -71,6 +72,9 @@ class Automatic:
         drafts = survey.drafts(self.drafts)
         spent = time.monotonic() - begun
         layout = self._laid_out(survey, drafts)
+        is_shared = self.layout == "auto" and layout.n_members > 1
+        if is_shared and (said := shared_heads(ranks.spec, layout.n_members)):
+            self.tell(said)
         pipeline = layout.pipeline
         held = None
         if self.given is not None:

@@ -111,6 +111,7 @@ class PipelineRun:
     ) -> Iterator[PipelinedModel]:
         """The loaded model, freed in the end. n_threads: per stage. n_ctx: as the option says."""
         from pyflow.cluster.model import in_threads, over_ranks
+        from pyflow.cluster.planning.members import shared_heads
         from pyflow.engine.context import DEFAULT_CTX
         from pyflow.engine.loaded import encoder_writes_nothing
         from pyflow.engine.model_files import ModelFiles
@@ -124,6 +125,8 @@ class PipelineRun:
         most = files.spec.n_ctx_train
         n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(files)
+        if said := shared_heads(files.spec, self.n_members):
+            click.echo(said, err=True)
         n_here = self.options.stages or (self.world.n_here if self.world else 1)
         warn_of_crowding(n_threads, n_here)
         n_threads = n_threads or threads_of_each(n_here)

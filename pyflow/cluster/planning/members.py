@@ -160,6 +160,20 @@ def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) 
     )
 
 
+def shared_heads(spec: ModelSpec, n_members: int) -> str:
+    """For people: that members hold the same cells; empty if each has kv heads of its own."""
+    n = min(
+        (b.n_kv_heads for layer in spec.layers for b in layer if isinstance(b, Attention)),
+        default=n_members,
+    )
+    if n >= n_members:
+        return ""
+    return (
+        f"{n_members} members share {n} kv heads: the cells of a head are held by each of its "
+        f"members, {-(-n_members // n)} at most"
+    )
+
+
 def speeds_of(profiles: Sequence[RankProfile]) -> tuple[int, ...]:
     """Relative speeds for one row; all alike if they nearly are."""
     ms = [profile.layer_ms[0] for profile in profiles]

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.cluster.planning.members import rounds_of
+from pyflow.cluster.planning.members import rounds_of, shared_heads
 from pyflow.errors import CancelledError, LinkError, ShapeError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
@@ -188,6 +188,14 @@ def test_rounds_and_bytes_are_those_that_the_planner_counts(name: str, tmp_path:
     n, nbytes = zip(*(link.gathers for link in of.links), strict=True)
     assert {after - b[0] for after, b in zip(n, before, strict=True)} == {len(rounds) + 2}
     assert sum(nbytes) - sum(b[1] for b in before) == total  # each piece goes to one other member
+
+
+def test_cells_that_several_members_hold_are_told() -> None:
+    t = Draft()
+    spec = t.spec(around(t, "0/", attention(t, "0/", 8, 2)))
+    assert shared_heads(spec, 2) == ""
+    assert shared_heads(spec, 3).startswith("3 members share 2 kv heads: ")
+    assert shared_heads(spec, 3).endswith(" 2 at most")
 
 
 @pytest.mark.parametrize("pack_as", ["Q8_0", "Q4_0"])
