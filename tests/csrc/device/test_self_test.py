@@ -149,7 +149,9 @@ def test_who_leaves_while_a_driver_compiles_does_not_crash(
     how: str, code: int, device: int, tmp_path: Path
 ) -> None:
     """It needs what exit handlers of its compiler destroy."""
-    for attempt in range(20):  # an interrupt may come between two programs, when no driver is at work
+    for attempt in range(
+        20
+    ):  # an interrupt may come between two programs, when no driver is at work
         done = subprocess.run(
             [sys.executable, "-c", LEFT, str(device), str(tmp_path / f"programs{attempt}"), how],
             env=os.environ | {"POCL_CACHE_DIR": str(tmp_path / f"driver{attempt}")},

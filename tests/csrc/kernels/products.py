@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pyflow_testing
 from numpy.typing import NDArray
@@ -54,11 +52,8 @@ def runs(isa: str) -> bool:
     return True
 
 
-# Tables with products by tiles. Those of hardware, which has not run them yet, must be asked for:
-# PYFLOW_TEST_REQUIRES=amx.
-TILED = [isa for isa in ("amx_emulated", "amx_on_avx512") if runs(isa)]
-if "amx" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(",") and runs("amx"):
-    TILED.append("amx")
+# Tables with products by tiles.
+TILED = [isa for isa in ("amx_emulated", "amx_on_avx512", "amx") if runs(isa)]
 
 
 def set_halves(
