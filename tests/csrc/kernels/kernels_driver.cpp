@@ -68,6 +68,10 @@ void run_quantize(const KernelTable& t, Random& random, Record& out) {
 
 void run_matmul(const KernelTable& t, Random& random, Record& out) {
   constexpr int64_t kRows = 72, kTiles = 5;
+  constexpr size_t kLine = 64;
+  std::vector<uint8_t> memory(static_cast<size_t>(t.scratch_nbytes) + kLine);
+  uint8_t* const scratch =
+      memory.data() + (kLine - reinterpret_cast<uintptr_t>(memory.data()) % kLine) % kLine;
   for (const DTypeInfo& format : kDTypes)
     for (const int64_t blocks : {1, 3, 7}) {
       const int64_t k = format.block == 1 ? 11 * blocks : blocks * format.block;
@@ -78,8 +82,9 @@ void run_matmul(const KernelTable& t, Random& random, Record& out) {
         const std::vector<ActBlock> acts = quantize_rows(t, x, k, n_rows);
         std::vector<float> y = poisoned(n_rows * kTiles * kTileRows);
         const auto prefetch = static_cast<Prefetch>(n_rows % 3);
-        const MatmulArgs args = {w.data(), k,        acts.data(),        x.data(), k,
-                                 n_rows,   y.data(), kTiles * kTileRows, prefetch};
+        MatmulArgs args = {w.data(), k,        acts.data(),        x.data(), k,
+                           n_rows,   y.data(), kTiles * kTileRows, prefetch};
+        args.scratch = scratch;
         const auto multiply = t.matmul[static_cast<size_t>(format.dtype)];
         multiply(args, 3, 4);
         out.add("matmul " + std::string(format.name), y);

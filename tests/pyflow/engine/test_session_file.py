@@ -233,7 +233,7 @@ def test_an_answer_is_printed_if_its_session_cannot_be_written(
     monkeypatch.setattr("pyflow.engine.session_file.save_text", full)
     session = tmp_path / "s"
     args = ["generate", "-m", str(path), "-p", "Hi", "--raw", "-n", "2", "--session", str(session)]
-    assert main([*args, "--ignore-eos", "--json"]) == 1
+    assert main([*args, "--seed", "3", "--json"]) == 1
     out, err = capsys.readouterr()
     assert len(json.loads(out)["tokens"]) == 2
     assert f"error: {session}: " in err
