@@ -99,31 +99,34 @@ static void multiply_units(const MatmulArgs& args, const uint8_t* tile, int64_t 
   }
 }
 
-template <class Format, int Tiles>
+template <class Format, int Tiles, bool OneRow>
 static void multiply_scaled_tiles(const MatmulArgs& args, const uint8_t* tile, int64_t tile_bytes,
                                   float* y) {
-  if (args.n_rows > 1) return multiply_units<Format, Tiles>(args, tile, tile_bytes, y);
-  const auto one = args.prefetch != Prefetch::kNone ? multiply_codes<Format, Tiles, true>
-                                                    : multiply_codes<Format, Tiles, false>;
-  one(tile, tile_bytes, args.k, args.x, y);
+  if constexpr (OneRow) {
+    const auto one = args.prefetch != Prefetch::kNone ? multiply_codes<Format, Tiles, true>
+                                                      : multiply_codes<Format, Tiles, false>;
+    one(tile, tile_bytes, args.k, args.x, y);
+  } else {
+    multiply_units<Format, Tiles>(args, tile, tile_bytes, y);
+  }
 }
 
-template <class Format, int Tiles>
+template <class Format, int Tiles, bool OneRow>
 static void matmul_scaled_by(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
   const int64_t tile_bytes = args.k / Format::kBlock * Format::kUnitBytes;
   int64_t t = tile_begin;
   for (; t + Tiles <= tile_end; t += Tiles)
-    multiply_scaled_tiles<Format, Tiles>(args, args.tiles + t * tile_bytes, tile_bytes,
-                                         args.y + t * kTileRows);
+    multiply_scaled_tiles<Format, Tiles, OneRow>(args, args.tiles + t * tile_bytes, tile_bytes,
+                                                 args.y + t * kTileRows);
   for (; t < tile_end; ++t)
-    multiply_scaled_tiles<Format, 1>(args, args.tiles + t * tile_bytes, tile_bytes,
-                                     args.y + t * kTileRows);
+    multiply_scaled_tiles<Format, 1, OneRow>(args, args.tiles + t * tile_bytes, tile_bytes,
+                                             args.y + t * kTileRows);
 }
 
 template <class Format>
 static void matmul_scaled(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
   if (args.n_rows == 1)
-    matmul_scaled_by<Format, kOneRowTiles>(args, tile_begin, tile_end);
+    matmul_scaled_by<Format, kOneRowTiles, true>(args, tile_begin, tile_end);
   else
-    matmul_scaled_by<Format, kFloatTiles>(args, tile_begin, tile_end);
+    matmul_scaled_by<Format, kFloatTiles, false>(args, tile_begin, tile_end);
 }
