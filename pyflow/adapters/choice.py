@@ -12,6 +12,8 @@ Choice: TypeAlias = tuple[tuple[str, float], ...]
 """Names of loaded adapters with their factors, in the order in which they were loaded."""
 
 NOTHING: Choice = ()
+MOST = 1e6
+"""The largest factor, and the largest alpha of a file: products stay finite."""
 
 
 def chosen(given: object, names: Sequence[str]) -> Choice:
@@ -28,6 +30,6 @@ def chosen(given: object, names: Sequence[str]) -> Choice:
             raise PyflowError(f"adapters: {known}, found {name!r:.80}")
         if isinstance(factor, bool) or not isinstance(factor, int | float):
             raise PyflowError(f"adapters: {name}: expected a factor, found {factor!r:.80}")
-        if not math.isfinite(factor) or abs(factor) > 1e6:
-            raise PyflowError(f"adapters: {name}: expected a factor up to 1e6, found {factor}")
+        if not math.isfinite(factor) or abs(factor) > MOST:
+            raise PyflowError(f"adapters: {name}: expected a factor up to {MOST:g}, found {factor}")
     return tuple((name, float(factors[name])) for name in names if factors.get(name))

@@ -6,9 +6,9 @@ with .lora_a and .lora_b; the scale is alpha over the rank of B, or 1 if alpha i
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
+from pyflow.adapters.choice import MOST
 from pyflow.adapters.files import AdapterFile, LowRank, pair
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats import Checkpoint
@@ -25,9 +25,17 @@ def read(path: Path, checkpoint: Checkpoint) -> AdapterFile:
         )
     if (kind := checkpoint.metadata.get("adapter.type")) != "lora":
         raise UnsupportedError(f"{path}: adapter.type: expected lora, found {kind!r:.80}")
+    known = {"adapter.type", "adapter.lora.alpha"}
+    if more := sorted({k for k in checkpoint.metadata if k.startswith("adapter.")} - known):
+        raise UnsupportedError(
+            f"{path}: {more[0]!r:.80} is not supported; expected {' and '.join(sorted(known))}"
+        )
     alpha = checkpoint.metadata.get("adapter.lora.alpha", 0.0)
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise FormatError(f"{path}: adapter.lora.alpha: expected a number, found {alpha!r:.80}")
+    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not is_number or not abs(alpha) <= MOST:
+        raise FormatError(
+            f"{path}: adapter.lora.alpha: expected a number up to {MOST:g}, found {alpha!r:.80}"
+        )
     shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors}
     matrices = {}
     for name in shapes:

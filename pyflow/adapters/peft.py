@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pyflow import formats
+from pyflow.adapters.choice import MOST
 from pyflow.adapters.files import AdapterFile, LowRank, pair
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
 from pyflow.formats.side_files import read_json
@@ -67,9 +68,9 @@ def read(folder: Path) -> AdapterFile:
                 f"{path}: {key}: expected {plain[0]!r}, found {every[key]!r:.80}; merge the "
                 "adapter into its model with PEFT"
             )
-    if config.r < 1 or not math.isfinite(config.lora_alpha):
+    if config.r < 1 or not abs(config.lora_alpha) <= MOST:
         raise FormatError(
-            f"{path}: expected r of 1 or more and a finite lora_alpha, found {config.r} and "
+            f"{path}: expected r of 1 or more and lora_alpha up to {MOST:g}, found {config.r} and "
             f"{config.lora_alpha}"
         )
     weights = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)

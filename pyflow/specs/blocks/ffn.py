@@ -12,12 +12,15 @@ from pyflow.specs.language.shapes import Param
 from pyflow.specs.language.values import Flag, Number, Whole
 from pyflow.specs.parts import Activation, Ref, Register, Rope
 
+_MEAN = 1e-30  # deviations that add nothing to a mean, where 0 stands for no cutoff
+
 
 @dataclass(frozen=True, slots=True)
 class Ffn(Block):
     """out = down(act(gate(in)) * up(in)); without a gate down(act(up(in))). Biases where given.
 
-    cutoff: gates g become max(0, g - mean - cutoff * standard deviation) first, by all of a row.
+    cutoff: if given, gates g become max(0, g - mean - cutoff * standard deviation) first, by all
+    of a row.
     """
 
     gate: Ref | None
@@ -36,7 +39,8 @@ class Ffn(Block):
         "activation": Param(ACTIVATIONS),
         "gated": Param(Flag(), True),
         "bias": Param(Flag(auto=True), False),
-        "cutoff": Param(Number(least=0, most=100), 0.0),
+        "sparse": Param(Flag(), False),
+        "cutoff": Param(Number(least=-100, most=100), 0.0),
     }
     roles: ClassVar = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
     fused: ClassVar = "ffn_up"
@@ -52,22 +56,22 @@ class Ffn(Block):
             "up_bias": Want((n_ff,), bias),
             "down_bias": Want((at.n_embd,), bias),
         }
-        cutoff = at.value("cutoff")
-        if cutoff and (not gated or bias):
-            raise FormatError(
-                f"{at.where}: cutoff: expected a gate without biases, found {cutoff:g}"
-            )
+        cutoff = None
+        if at.value("sparse"):
+            cutoff = at.value("cutoff") or _MEAN
+            if not gated or bias:
+                raise FormatError(f"{at.where}: sparse: expected a gate without biases")
         return cls(
             source,
             to,
             n_ff=n_ff,
             activation=at.value("activation"),
-            cutoff=cutoff or None,
+            cutoff=cutoff,
             **at.bind(wants),
         )
 
     def words(self, _: Sequence[Rope], /) -> Iterator[str]:
         yield f"ffn: {self.n_ff} {self.activation}"
         yield from ["gated"] if self.gate else []
-        yield from [f"gates above {self.cutoff:.4g} deviations"] if self.cutoff else []
+        yield from [f"gates above {self.cutoff:.4g} deviations"] if self.cutoff is not None else []
         yield from ["biases"] if self.up_bias else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,9 @@ def test_carried_values_must_be_within_the_row(tmp_path: Path) -> None:
 CHANGES: list[tuple[str, dict[str, Any], type[PyflowError], str]] = [
     ("hf_gemma4", {"num_kv_shared_layers": 6}, UnsupportedError, "keys and values of their own"),
     ("hf_gemma4", {"num_kv_shared_layers": 5}, FormatError, "found none"),
+    ("hf_gemma4", {"num_kv_shared_layers": -1}, UnsupportedError, "keys and values of their own"),
+    ("hf_gemma4", {"rope_parameters": {"rope_theta": 5}}, UnsupportedError, "full_attention"),
+    ("hf_gemma3n", {"rope_parameters": "x"}, FormatError, "table"),
     ("hf_gemma4", {"use_bidirectional_attention": "all"}, UnsupportedError, "later tokens"),
     ("hf_gemma4", {"per_layer_config": {"1": {"sliding_window": 9}}}, UnsupportedError, "head_dim"),
     ("hf_gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, UnsupportedError, "head_dim"),
@@ -140,3 +144,23 @@ def test_sizes_may_be_given_layer_by_layer(tmp_path: Path) -> None:
     config["per_layer_config"] = {str(i): {"head_dim": 32} for i in (1, 3, 5)}
     (path / "config.json").write_text(json.dumps(config))
     assert spec_of(path) == want
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3])
+def test_gates_may_be_cut_at_their_mean_and_below(share: float, tmp_path: Path) -> None:
+    """The deviations of such a share are 0, or less."""
+    path = tiny.write(tmp_path / "m", fixture("hf_gemma3n"))
+    config = json.loads((path / "config.json").read_text())
+    config["activation_sparsity_pattern"] = [share] * 6
+    (path / "config.json").write_text(json.dumps(config))
+    cutoffs = {b.cutoff for b in spec_of(path).blocks() if b.kind == "ffn"}
+    assert cutoffs == {NormalDist().inv_cdf(share) or 1e-30}
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.3.layer_output_scale.weight"])
+def test_gguf_files_must_have_what_changes_values(name: str, tmp_path: Path) -> None:
+    golden = fixture("gguf_gemma4")
+    tensors = {key: shape for key, shape in golden["tensors"].items() if key != name}
+    path = tiny.write(tmp_path / "m", golden | {"tensors": tensors})
+    with pytest.raises((UnsupportedError, FormatError), match=name.partition(".w")[0]):
+        spec_of(path)
