@@ -71,7 +71,8 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   Matrix& m = at->second;
   if (!m.packed) {
     const bool across = ref.transposed && (info(r.dtype).block > 1 || r.made);
-    const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1 && !across;
+    const bool encode =
+        pack_as_ && format != Format::AsStored && info(r.dtype).block == 1 && !across;
     const CompactRows* compact = encode ? nullptr : compact_of(ref, r, format);
     const DType dtype = encode    ? *pack_as_
                         : across  ? DType::F32
