@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
@@ -36,7 +37,7 @@ class Ffn final : public Block {
     down_bias_ =
         from(w.vector_or_null(spec.tensor_or_none("down_bias"), n_embd_), outer_.own.begin);
     if (spec.has("cutoff")) cutoff_ = spec.number("cutoff");
-    if (cutoff_ != 0 && (!gate_ || gate_bias_ || up_bias_))
+    if (cutoff_ && (!gate_ || gate_bias_ || up_bias_))
       throw ShapeError("ffn: cutoff: expected a gate without biases");
     if (gate_bias_ && !gate_) throw ShapeError("ffn: gate_bias: there is no gate");
   }
@@ -64,7 +65,7 @@ class Ffn final : public Block {
     const std::array products = {Product{gate_, gate ? gate + first : nullptr, stride},
                                  Product{up_, up + first, stride}};
     const auto inputs = std::span(products).last(gate ? 2 : 1);
-    if (cutoff_ != 0) {
+    if (cutoff_) {
       multiply(s, team, inputs, all_rows(s, in, s.stride));
       gather(s, team, gate, stride, inner_);
       cut_off(s, team, gate, up);
@@ -80,7 +81,7 @@ class Ffn final : public Block {
   }
 
   void device_needs(DeviceNeeds& needs) const override {
-    if (cutoff_ != 0)
+    if (cutoff_)
       throw UnsupportedError("gpu: gates with a cutoff run on the CPU only; use --gpu-layers 0");
     needs.vector(gate_bias_, n_ff_);
     needs.vector(up_bias_, n_ff_);
@@ -143,7 +144,7 @@ class Ffn final : public Block {
       squares[static_cast<size_t>(i % 4)] += d * d;
     }
     const double variance = ((squares[0] + squares[1]) + (squares[2] + squares[3])) / n;
-    return static_cast<float>(mean + cutoff_ * std::sqrt(variance));
+    return static_cast<float>(mean + *cutoff_ * std::sqrt(variance));
   }
 
   static constexpr int64_t kColumns = 512;
@@ -151,7 +152,7 @@ class Ffn final : public Block {
   size_t in_, out_;
   int64_t n_embd_, n_ff_;
   Activation act_;
-  float cutoff_ = 0;      // 0: none
+  std::optional<float> cutoff_;
   Shares inner_, outer_;  // of members of a group
   const PackedTensor *gate_ = nullptr, *up_, *down_;
   const float *gate_bias_, *up_bias_, *down_bias_;

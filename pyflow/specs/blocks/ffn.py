@@ -12,8 +12,6 @@ from pyflow.specs.language.shapes import Param
 from pyflow.specs.language.values import Flag, Number, Whole
 from pyflow.specs.parts import Activation, Ref, Register, Rope
 
-_MEAN = 1e-30  # deviations that add nothing to a mean, where 0 stands for no cutoff
-
 
 @dataclass(frozen=True, slots=True)
 class Ffn(Block):
@@ -58,7 +56,7 @@ class Ffn(Block):
         }
         cutoff = None
         if at.value("sparse"):
-            cutoff = at.value("cutoff") or _MEAN
+            cutoff = at.value("cutoff")
             if not gated or bias:
                 raise FormatError(f"{at.where}: sparse: expected a gate without biases")
         return cls(

@@ -65,7 +65,7 @@ HF: dict[str, dict[str, Any]] = {
         "intermediate_size": 96,
         "layer_types": [_FULL, _WINDOW, _FULL, _WINDOW],
         "num_kv_shared_layers": 0,
-        "activation_sparsity_pattern": None,
+        "activation_sparsity_pattern": [0.5, 0.3, 0.0, 0.0],
         "laurel_rank": 12,
         "altup_num_inputs": 3,
         "altup_active_idx": 1,

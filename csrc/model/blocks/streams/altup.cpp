@@ -73,7 +73,6 @@ class AltupEnds final : public Altup {
             .act_blocks_per_row = act_blocks(n_embd_),
             .panel_cols = n_embd_};
   }
-  bool adds() const override { return false; }
 
   void forward(Step& s, Team& team) const override {
     const int64_t stride = padded(n_embd_);
