@@ -69,9 +69,7 @@ class Altup(Block):
             want = Want((at.n_embd, at.n_embd), n_experts=n - 1)
             made["projections"] = at.bind({role: want})[role]
         elif part != "add":
-            norm = NormValues.rms_of(at.other("norm"), at.n_embd)
-            if norm is None:
-                raise FormatError(f"{at.where}: altup: expected an RMS norm with weights")
+            norm = NormValues.rms_of(at, "norm", at.n_embd)
             role = f"altup_{part}"
             bound = at.bind(
                 {

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from pyflow.errors import FormatError
 from pyflow.specs.block import Block, BlockContext, Want
 from pyflow.specs.blocks.norm import NormValues
 from pyflow.specs.language.shapes import BlockName, Param
@@ -37,10 +36,7 @@ class Laurel(Block):
 
     @classmethod
     def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
-        rank, norm_at = at.value("rank"), at.other("laurel_norm")
-        norm = NormValues.rms_of(norm_at, at.n_embd)
-        if norm is None:
-            raise FormatError(f"{at.where}: laurel_norm: expected an RMS norm with weights")
+        rank, norm = at.value("rank"), NormValues.rms_of(at, "laurel_norm", at.n_embd)
         bound = at.bind(
             {
                 "laurel_left": Want((rank, at.n_embd)),

@@ -128,11 +128,9 @@ class Moe(Block):
             "shared_down": Want((at.n_embd, n_shared), shared),
             "shared_router": Want((1, at.n_embd), router, also=((at.n_embd,),)),
         }
-        norm, norm_at = None, at.other("router_norm")
-        if norm_at is not None:
-            norm = NormValues.rms_of(norm_at, at.n_embd)
-            if norm is None:
-                raise FormatError(f"{at.where}: router_norm: expected an RMS norm with weights")
+        norm = None
+        if at.other("router_norm") is not None:
+            norm = NormValues.rms_of(at, "router_norm", at.n_embd)
             wants["router_norm"] = norm.weight
         return cls(
             source,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from pyflow.errors import FormatError
 from pyflow.specs.block import Block, BlockContext, Want
 from pyflow.specs.language.shapes import Param
 from pyflow.specs.language.values import Choice, Flag, Number
@@ -56,11 +57,13 @@ class NormValues:
         return self.type == "rms" and self.weight.need is False
 
     @classmethod
-    def rms_of(cls, at: BlockContext | None, n: int) -> Self | None:
-        """Of a norm over n values; None unless it is RMS with weights, without a bias."""
-        norm = None if at is None else cls.of(at, n)
-        is_plain = norm and norm.type == "rms" and norm.weight.need and not norm.bias.need
-        return norm if is_plain else None
+    def rms_of(cls, at: BlockContext, key: str, n: int) -> Self:
+        """Of the norm under a key, over n values. FormatError: it is not RMS with weights alone."""
+        norm_at = at.other(key)
+        norm = None if norm_at is None else cls.of(norm_at, n)
+        if norm is None or norm.type != "rms" or not norm.weight.need or norm.bias.need:
+            raise FormatError(f"{at.where}: {key}: expected an RMS norm with weights")
+        return norm
 
     @classmethod
     def of(cls, at: BlockContext, n: int, *also: int) -> Self:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from pyflow.errors import FormatError
 from pyflow.specs.block import Block, BlockContext, Want
 from pyflow.specs.blocks.norm import NormValues
 from pyflow.specs.language.shapes import BlockName, Param
@@ -51,9 +50,7 @@ class PleInputs(Block):
     def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
         place, n = at.ple, at.value("n")
         n_vocab = at.value("n_vocab") or at.n_rows("ple_embed") or 1
-        norm = NormValues.rms_of(at.other("norm"), n)
-        if norm is None:
-            raise FormatError(f"{at.where}: ple: expected an RMS norm with weights")
+        norm = NormValues.rms_of(at, "norm", n)
         bound = at.bind(
             {
                 "ple_embed": Want((n_vocab, place.n_layers * n)),
