@@ -104,7 +104,7 @@ class Stage:
         in proportion to its speed; without speeds, members are alike."""
     @property
     def host_tables(self) -> tuple[bool, bool]:
-        """Whether the embedding and the head are here, in the host's memory."""
+        """Whether the embedding and the head are here, whole and in the host's memory."""
     @property
     def weight_bytes(self) -> int:
         """In the host's memory."""

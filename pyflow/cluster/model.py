@@ -227,6 +227,7 @@ def in_threads(
                 sampling=sampling,
                 n_members=n_members,
                 n_threads=n_threads,
+                heads=heads_of(drafter),
                 **sizes,
             )
             followers = [member for group in groups for member in group[1:]]

@@ -119,8 +119,9 @@ void register_stage(py::module_& m) {
            py::arg("speeds") = std::vector<int64_t>{})
       .def_property_readonly("host_tables",
                              [](const Stage& s) {
-                               const bool head = s.last() && s.head_home() == kHost;
-                               return std::pair(s.first(), head);
+                               const bool whole = s.spec().member.alone(),
+                                          head = s.last() && s.head_home() == kHost;
+                               return std::pair(whole && s.first(), whole && head);
                              })
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
       .def_property_readonly("device_weight_bytes", &Stage::device_weight_bytes)

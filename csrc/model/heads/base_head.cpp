@@ -14,7 +14,9 @@ BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const PackedTensor* weigh
   if (!weight_)
     throw UnsupportedError(
         "speculator: expected the model's head in this process and on the CPU, found it " +
-        std::string(head.weight ? "on a device" : "on another rank"));
+        std::string(!head.weight                    ? "on another rank"
+                    : stage_->spec().member.alone() ? "on a device"
+                                                    : "cut among members"));
   if (tokens.empty()) return;
   const int64_t n_vocab = weight_->rows(), n = std::ssize(tokens);
   for (size_t i = 0; i < tokens.size(); ++i)

@@ -28,17 +28,16 @@ const PackedTensor* head_on_host(const Stage& stage) {
   return stage.head_home() == kHost ? stage.head().weight : nullptr;
 }
 
-// Of the model, in the host's memory; null: not there. Embeddings are never on devices.
-const PackedTensor* embedding_of(const Stage& base, const Stage* tables, bool tied) {
-  if (base.embedding()) return base.embedding();
-  if (tied && head_on_host(base)) return head_on_host(base);
-  return tables ? tables->embedding() : nullptr;
-}
-
-const PackedTensor* head_of(const Stage& base, const Stage* tables, bool tied) {
-  if (head_on_host(base)) return head_on_host(base);
-  if (tied && base.embedding()) return base.embedding();
-  return tables ? head_on_host(*tables) : nullptr;
+// Of the model, in the host's memory; null: not there. Members of a group have some rows of both.
+const PackedTensor* table(const Stage& base, const Stage* tables, bool tied, bool embedding) {
+  for (const Stage* stage : {&base, tables}) {
+    if (!stage || !stage->spec().member.alone()) continue;
+    const PackedTensor *first = stage->embedding(), *second = head_on_host(*stage);
+    if (!embedding) std::swap(first, second);
+    if (first) return first;
+    if (tied && second) return second;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -49,13 +48,11 @@ Heads::Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> b
     : spec_(std::move(spec)),
       base_(std::move(base)),
       tables_(std::move(tables)),
-      embedding_(embedding_of(*base_, tables_.get(), spec_.tied)),
+      embedding_(table(*base_, tables_.get(), spec_.tied, true)),
       weights_(std::move(source), pack_as, base_->kernels()) {
   if (spec_.n_embd != base_->spec().n_embd)
     throw ShapeError("speculator: expected hidden rows of " + std::to_string(base_->spec().n_embd) +
                      ", as the model has, found " + std::to_string(spec_.n_embd));
-  if (!base_->spec().member.alone())
-    throw UnsupportedError("speculator: a stage that members share cannot guess by heads");
   check_range("inner size", spec_.n_inner, int64_t{1} << 20);
   if (spec_.heads.empty() || spec_.heads.size() > kMostHeads)
     throw ShapeError("speculator: expected 1 to " + std::to_string(kMostHeads) + " heads, found " +
@@ -65,9 +62,9 @@ Heads::Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> b
     heads_.push_back(bind(head, heads_.empty() ? nullptr : &heads_[0]));
   weights_.pack(base_->pool(), poll, nullptr);
   if (std::ranges::any_of(heads_, [](const Head& head) { return !head.weight; }))
-    base_head_ =
-        std::make_unique<BaseHead>(base_->last() || !tables_ ? base_ : tables_,
-                                   head_of(*base_, tables_.get(), spec_.tied), spec_.vocabulary);
+    base_head_ = std::make_unique<BaseHead>(base_->last() || !tables_ ? base_ : tables_,
+                                            table(*base_, tables_.get(), spec_.tied, false),
+                                            spec_.vocabulary);
   allocate();
 }
 

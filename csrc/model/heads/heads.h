@@ -46,7 +46,8 @@ class Heads {
   static constexpr int64_t kMostNodes = kMostGuesses;
 
   // Binds, checks and packs the weights, float matrices as pack_as if given. tables: a stage that
-  // has the model's embedding or head in the host's memory where the base has not; or null.
+  // has the model's embedding or head in the host's memory where the base has not, or has some rows
+  // as a member of a group; or null.
   // Throws what Stage and BaseHead throw, ShapeError for heads that do not fit the model.
   Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> base,
         std::shared_ptr<const Stage> tables, std::optional<DType> pack_as,

@@ -77,7 +77,7 @@ class ModelStage:
     ) -> None:
         """sampling: with a seed, the same for all stages; the last one draws. place: a device for
         the layers, as far as their blocks can run there; or its membership of a group. heads: of
-        the last stage, which guesses by them.
+        the last stage, whose member 0 guesses by them.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
@@ -101,7 +101,8 @@ class ModelStage:
         self._native = _core.Context(self.stage, **args, link=link)
         self._link, self._has_met = link, False
         self._plan = repr((layers, speeds, sorted(args.items()), self.stage.prefill)).encode()
-        self._heads = heads(self) if self._is_last else None
+        guesses = self._is_last and (link is None or not link.number)  # for its whole group
+        self._heads = heads(self) if guesses else None
         self._lock = Lock()
         self._reset(sampling)
 

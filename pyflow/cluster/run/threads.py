@@ -84,10 +84,11 @@ def local_groups(
     n_members: int,
     sampling: SamplingParams,
     n_threads: int = 1,
+    heads: OpenHeads = no_heads,
     **sizes: Unpack[Sizes],
 ) -> list[list[ModelStage]]:
     """The members that share each stage, a group for each range that is not empty. Each has threads
-    of its own, because members wait for each other."""
+    of its own, because members wait for each other. heads: as for `ModelStage`."""
     return [
         [
             ModelStage(
@@ -97,6 +98,7 @@ def local_groups(
                 pool=_core.ThreadPool(n_threads),
                 sampling=sampling,
                 place=Membership(link),
+                heads=heads,
                 **sizes,
             )
             for link in _core.Link.threads(n_members)

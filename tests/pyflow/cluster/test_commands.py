@@ -205,7 +205,7 @@ def test_two_ranks_draft_by_lookahead(run: Run, start: Start, smollm2: str) -> N
 def test_ranks_share_stages(run: Run, start: Start, smollm2: str) -> None:
     plain, _ = run(*answer(smollm2))
     one = answer(smollm2, "--pipeline", "speculative", "--draft-model", smollm2)
-    two = answer(smollm2, "--pipeline", "pipeinfer", "--layers", "12,18")
+    two = answer(smollm2, "--pipeline", "pipeinfer", "--layers", "12,18", "--spec", "auto")
     for n, layout, args in (("3", "1x2", [*one, "--draft-rank", "-1"]), ("4", "2x2", two)):
         done = start(0, "cluster", "run", "-n", n, "--layout", layout, "--", *args)
         assert (done.returncode, done.stdout) == (0, plain), done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from pyflow.cluster.mpi.layers import even
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.guesses import GuessesDrafter
 from pyflow.cluster.run.stage import no_heads
-from pyflow.cluster.run.threads import local_stages
+from pyflow.cluster.run.threads import Follower, local_groups, local_stages
 from pyflow.cluster.wire.messages import Accept, Drafted, DraftRequest, Guessed
+from pyflow.errors import LinkError
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.speculate.trained import files
 
@@ -133,3 +136,52 @@ def test_the_last_stage_guesses_as_in_one_place_after_what_it_has_drawn(
     run = two.run([*text[5:7], wrong], 5, Accept((text[4],)), n_draws=3, n_guesses=2)
     assert list(run.draws[:2]) == text[6:8]
     assert run.guesses == expected[3].guesses[:2]
+
+
+@contextmanager
+def shared_head(
+    model: pyflow.Model, spec: ModelSpec, speculator: Path, n_stages: int, n_members: int
+) -> Iterator[Head]:
+    groups = local_groups(
+        model.checkpoint,
+        spec,
+        layers=even(2, n_stages),
+        n_members=n_members,
+        sampling=GREEDY,
+        heads=lambda stage: files.load_heads(speculator, stage),
+        n_ctx=64,
+        n_seq_max=2,
+        n_batch=16,
+    )
+    followers = [member for group in groups for member in group[1:]]
+
+    def follow(member: Follower) -> None:
+        with suppress(LinkError):
+            member.follow()
+
+    with ThreadPoolExecutor(len(followers)) as threads:
+        for member in followers:
+            threads.submit(follow, member)
+        yield Head([group[0] for group in groups], GREEDY, 0)
+        for member in followers:
+            member.leave()
+
+
+@pytest.mark.parametrize(("n_stages", "n_members", "tied"), [(1, 2, True), (2, 3, False)])
+def test_the_first_member_of_the_last_stage_guesses_as_in_one_place(
+    model: pyflow.Model, speculator: Path, n_stages: int, n_members: int, tied: bool
+) -> None:
+    spec, prompt = model.spec, [5, 6, 7, 8]
+    if tied:
+        spec = replace(spec, head=replace(spec.head, weight=spec.embedding.weight))
+    one = head(model, spec, speculator, 1)
+    with shared_head(model, spec, speculator, n_stages, n_members) as members:
+        text = list(prompt)
+        for _ in range(3):
+            part = prompt if text == prompt else text[-1:]
+            how: Any = {"n_guesses": 9}
+            expected = one.run(part, len(text) - len(part), Accept(tuple(part)), **how)
+            found = members.run(part, len(text) - len(part), Accept(tuple(part)), **how)
+            assert found == expected
+            assert len(found.guesses) == 3
+            text += expected.draws
