@@ -106,6 +106,8 @@ class Worker:
         member: object = stage
         if isinstance(member, Follower):
             self.leave = member.leave
+            if self._over.is_set():  # a Goodbye that came before it
+                self.leave()
             if follows:
                 member.follow()
                 return

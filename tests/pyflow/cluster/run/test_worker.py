@@ -27,6 +27,7 @@ from pyflow.cluster.wire.messages import (
     Result,
     Run,
 )
+from pyflow.errors import LinkError
 
 SAMPLING = SamplingParams(seed=1)
 
@@ -272,3 +273,26 @@ def test_a_reason_is_cut_to_what_a_message_can_hold(reason: str) -> None:
     assert message.reason.startswith("hostc: ")
     assert len(message.reason.encode()) <= MAX_TEXT
     assert encode(message)
+
+
+class Following(Fake):
+    """A member that waits for member 0 until it leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = Event()
+
+    def follow(self) -> None:
+        assert self.left.wait(10)
+        raise LinkError("group: the link was closed")
+
+    def leave(self) -> None:
+        self.left.set()
+
+
+def test_a_member_leaves_at_a_goodbye_that_comes_while_it_loads() -> None:
+    rank = Rank(stage := Following())
+    rank.given(Goodbye(0))
+    with rank.worker.reporting():
+        rank.worker.work(stage, follows=True)
+    assert stage.left.is_set()
