@@ -120,6 +120,13 @@ class Meeting:
             return None
         own, first = ranks.index(endpoint.rank), ranks[0]
         offers = [_OFFER.unpack(endpoint.offers[rank][: _OFFER.size]) for rank in ranks]
+        for rank, (*_, key, _) in zip(ranks, offers, strict=True):
+            if not any(key):
+                raise PyflowError(
+                    f"rank {endpoint.rank} on {endpoint.hosts[endpoint.rank]}: expected to share "
+                    f"layers with rank {rank} on {endpoint.hosts[rank]}, which shares none; give "
+                    "all ranks the same --layout"
+                )
         meet_s = LATER * endpoint.reporter.timeout_s
         if len({endpoint.hosts[rank] for rank in ranks}) > 1:
             ends = _Ends(own, offers, number, meet_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from threading import Lock
 from typing import TypeAlias, TypedDict, Unpack
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.cluster.run.meeting import meet
 from pyflow.cluster.run.probes import n_borne_out
 from pyflow.cluster.wire.codec import decode, encode
 from pyflow.cluster.wire.messages import Accept, Begin, Cut, Frame, Op, Remove, Result, Run, Share
@@ -100,7 +102,15 @@ class ModelStage:
         args = context_sizes(spec, sizes)
         self._native = _core.Context(self.stage, **args, link=link)
         self._link, self._has_met = link, False
-        self._plan = repr((layers, speeds, sorted(args.items()), self.stage.prefill)).encode()
+        self._plan = {
+            "pyflow": metadata.version("pyflow-llm"),
+            "model": spec.name,
+            "layers": f"{layers.start} to {layers.stop - 1}",
+            "speeds": speeds or "alike",
+            "format": checkpoint.pack_as or "as stored",
+            "arithmetic of prompts": self.stage.prefill,
+            **args,
+        }
         guesses = self._is_last and (link is None or not link.number)  # for its whole group
         self._heads = heads(self) if guesses else None
         self._lock = Lock()
@@ -131,7 +141,7 @@ class ModelStage:
     def follow(self) -> None:
         """Of a member other than 0: does what member 0 does, until the link is aborted.
 
-        LinkError: then, or if member 0 has ended.
+        LinkError: then, or if member 0 has ended. PyflowError: it has another plan than member 0.
         """
         assert self._link is not None
         self._meet(self._link)
@@ -149,7 +159,7 @@ class ModelStage:
 
     def _meet(self, link: _core.Link) -> None:
         if not self._has_met:
-            link.meet(self._plan)
+            meet(link, self._plan)
         self._has_met = True
 
     def _reset(

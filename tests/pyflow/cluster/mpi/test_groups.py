@@ -90,6 +90,14 @@ def test_memory_that_cannot_be_shared_is_said() -> None:
         meeting.close()
 
 
+def test_a_rank_that_shares_nothing_is_named() -> None:
+    meeting = Meeting(shares=True)
+    endpoint: Any = SimpleNamespace(rank=1, size=2, hosts=["a", "b"], offers=[bytes(64)] * 2)
+    with pytest.raises(PyflowError, match=r"rank 1 on b: .* with rank 0 on a, which shares none"):
+        meeting.link(endpoint, [0, 1])
+    meeting.close()
+
+
 def test_alone_nothing_is_offered() -> None:
     endpoint: Any = SimpleNamespace(rank=0, size=2)
     meeting = Meeting(shares=False)
