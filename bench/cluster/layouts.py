@@ -8,7 +8,7 @@ planner and the scheduler of pyflow do the rest:
     layer of n rows      = weights / memory rate * ROWS[n], of the member with the most weights
     weights of a member  = its part of q, o and the FFN, and k and v of at least one kv head
     round of g members   = latency + (g - 2) more + bytes (g - 1) / g / rate
-    bytes of a layer     = 4 (q_dim + n_ff + 2 n_embd) a row, in four rounds
+    bytes of a layer     = 36/32 (q_dim + n_ff) + 4 * 2 n_embd a row, in four rounds
 
 --out FOLDER also draws the chart of one request over all.
 """
@@ -66,7 +66,7 @@ class Shape:
             own = [speed / sum(speeds) for speed in speeds]
             return tuple((1 - kv) * s + kv * max(s, 1 / self.n_kv_heads) for s in own)
 
-        nbytes = 4.0 * (self.n_ff + 3 * self.n_embd)
+        nbytes = 36 / 32 * (self.n_embd + self.n_ff) + 4.0 * 2 * self.n_embd
         return Sharing(parts, self.n_heads, 4, nbytes, 4 * self.n_embd, 4 * self.n_vocab)
 
 

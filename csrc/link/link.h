@@ -22,8 +22,9 @@ struct LinkError : Error {
   using Error::Error;
 };
 
-// What a round is for.
-enum class RoundKind : uint32_t { Gather = 1, Word = 2, Text = 3, Meeting = 4 };
+// What a round is for. The number of Meeting changes with what gathers bring, so that members of
+// another version do not begin: 4 had f32 alone.
+enum class RoundKind : uint32_t { Gather = 1, Word = 2, Text = 3, Meeting = 5 };
 
 // Before each piece, little-endian as all that we run on.
 struct RoundHeader {

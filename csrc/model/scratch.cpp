@@ -75,6 +75,7 @@ StepMemory Scratch::step(const Team& team, const StepRows& rows) const {
                                     : at<float>(at_.row_temp),
                .acts = own_rows ? at<ActBlock>(at_.own_acts) + first * at_.acts_per_row
                                 : at<ActBlock>(at_.acts),
+               .shared_acts = at<ActBlock>(at_.acts),
                .pairs = own_rows ? at<ActBlock>(at_.own_pairs) + first * 2 * at_.acts_per_row
                                  : at<ActBlock>(at_.pairs),
                .panels = at<uint16_t>(at_.panels),

@@ -189,6 +189,14 @@ std::vector<size_t> Stage::device_weight_bytes() const {
   return all;
 }
 
+std::vector<int64_t> Stage::rounds(Regime regime) const {
+  std::vector<int64_t> all;
+  for (const auto& layer : layers_)
+    for (const PlacedBlock& at : layer)
+      for (const int64_t nbytes : at.block->rounds(kernels_, regime)) all.push_back(nbytes);
+  return all;
+}
+
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
   return weights_.parts(copy, facts_.occasional);
 }

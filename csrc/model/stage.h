@@ -37,6 +37,8 @@ class Stage {
   const StageSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }
   ThreadPool& pool() const { return *pool_; }
+  // Of a member: bytes that each round of all layers brings together for a row of a regime.
+  std::vector<int64_t> rounds(Regime regime) const;
   const std::set<std::string>& used_tensors() const { return weights_.used(); }
   size_t weight_bytes() const { return weights_.nbytes(pool_->placement().n_copies()); }
   // Weights read per decoded token: every matrix except lookup tables (unless tied to the head);

@@ -85,6 +85,7 @@ struct StepMemory {
   float* temp;               // n_batch x floats_per_row of ScratchNeeds
   float* row_temp;           // n_batch x row_floats_per_row; own or shared
   ActBlock* acts;            // n_batch x act_blocks_per_row; own or shared
+  ActBlock* shared_acts;     // the same of all threads: inputs that members have rounded
   ActBlock* pairs;           // 2 n_batch rows, for fine inputs (quant/packed_tensor.h); or null
   uint16_t* panels;          // n_batch rows, for prefill_matmul; null if no matrix has it
   uint8_t* kernel_scratch;   // of this thread: MatmulArgs::scratch, AttendArgs::scratch

@@ -70,14 +70,7 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   const auto at = matrices_.try_emplace({ref, home_}).first;
   Matrix& m = at->second;
   if (!m.packed) {
-    const bool across = ref.transposed && (info(r.dtype).block > 1 || r.made);
-    const bool encode =
-        pack_as_ && format != Format::AsStored && info(r.dtype).block == 1 && !across;
-    const CompactRows* compact = encode ? nullptr : compact_of(ref, r, format);
-    const DType dtype = encode    ? *pack_as_
-                        : across  ? DType::F32
-                        : compact ? compact->dtype()
-                                  : r.dtype;
+    const auto [dtype, encode, compact] = packing_of(ref, r, format);
     if (encode && cols % info(dtype).block)
       throw UnsupportedError(source_.path + ": tensor " + ref.name + ": rows of " +
                              std::to_string(cols) + " weights are no whole blocks of " +
@@ -88,6 +81,14 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
     in_order_.push_back(&m);
   }
   return *m.packed;
+}
+
+Weights::Packing Weights::packing_of(const TensorRef& ref, const TensorRecord& r,
+                                     Format format) const {
+  const bool plain = info(r.dtype).block == 1, across = ref.transposed && (!plain || r.made);
+  if (pack_as_ && format != Format::AsStored && plain && !across) return {*pack_as_, true, nullptr};
+  const CompactRows* compact = compact_of(ref, r, format);
+  return {across ? DType::F32 : compact ? compact->dtype() : r.dtype, false, compact};
 }
 
 // Only the host's products take factors and orders.
@@ -103,7 +104,6 @@ void Weights::take(const CompactRows& compact, Matrix& m) {
   m.compact = std::make_unique<TensorRecord>(*m.record);
   m.compact->dtype = compact.dtype();
   m.compact->made = &compact;
-  const std::span<const int32_t> order = compact.order();
   if (compact.has_factors()) {
     const int64_t n = m.packed->tiles() * kTileRows;
     m.factors = Buffer(static_cast<size_t>(n) * sizeof(float), "factors of rows", "model");
@@ -114,8 +114,12 @@ void Weights::take(const CompactRows& compact, Matrix& m) {
       throw UnsupportedError(source_.path + ": tensor " + m.ref->name + ": " + e.what());
     }
   }
-  m.packed->take_for(m.factors.as<float>(),
-                     order.empty() ? nullptr : &*orders_.emplace(order.begin(), order.end()).first);
+  m.packed->take_for(m.factors.as<float>(), order_of(compact));
+}
+
+const std::vector<int32_t>* Weights::order_of(const CompactRows& compact) {
+  const std::span<const int32_t> order = compact.order();
+  return order.empty() ? nullptr : &*orders_.emplace(order.begin(), order.end()).first;
 }
 
 const PackedTensor& Weights::rows_of(const TensorRef& ref, int64_t rows, int64_t cols,
@@ -124,7 +128,9 @@ const PackedTensor& Weights::rows_of(const TensorRef& ref, int64_t rows, int64_t
   const TensorRecord& r = record(ref, rows, cols);
   if (own.size() > 0)
     return matrix(ref.slice(own.begin, own.size()), own.size(), cols, loop, format);
-  empty_.push_back(std::make_unique<PackedTensor>(r.dtype, 0, cols));
+  const Packing as = packing_of(ref, r, format);  // as the members that have some
+  empty_.push_back(std::make_unique<PackedTensor>(as.dtype, 0, cols));
+  if (as.compact) empty_.back()->take_for(nullptr, order_of(*as.compact));
   return *empty_.back();
 }
 
@@ -213,10 +219,6 @@ const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_
   return ones.as<float>();
 }
 
-size_t Weights::Matrix::row_bytes() const {
-  return static_cast<size_t>(packed->cols()) / info(source().dtype).block * source().block_bytes();
-}
-
 const uint8_t* Weights::Matrix::in_place() const {
   if (ref->transposed || ref->rows.size() > 1 || ref->step > 1 || record->made) return nullptr;
   if (!ref->rows.empty() && ref->rows[0].first < 0) return nullptr;
@@ -266,13 +268,6 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
         .encode(floats, n, first, blocks);
     m.packed->pack_tile(blocks, tile);
   }
-}
-
-std::vector<Weights::Matrix*> Weights::at(Home home) const {
-  std::vector<Matrix*> all;
-  std::ranges::copy_if(in_order_, std::back_inserter(all),
-                       [&](const Matrix* m) { return m->home == home; });
-  return all;
 }
 
 void Weights::pack(ThreadPool& pool, const std::function<void()>& poll, const Send& send) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -119,7 +120,10 @@ class Weights {
     const TensorRecord& source() const { return compact ? *compact : *record; }
     // The place of its rows in the file, if they are contiguous; else null.
     const uint8_t* in_place() const;
-    size_t row_bytes() const;  // in the file
+    size_t row_bytes() const {  // in the file
+      const auto n = static_cast<size_t>(packed->cols());
+      return n / info(source().dtype).block * source().block_bytes();
+    }
     // Whether its rows are columns of blocks, which then become F32: one of several matrices of a
     // transposed tensor.
     bool across() const {
@@ -134,8 +138,21 @@ class Weights {
       return {source(), ref->rows, ref->transposed, ref->step, ref->inputs.first};
     }
   };
-  std::vector<Matrix*> at(Home home) const;
+  std::vector<Matrix*> at(Home home) const {
+    std::vector<Matrix*> all;
+    std::ranges::copy_if(in_order_, std::back_inserter(all),
+                         [&](const Matrix* m) { return m->home == home; });
+    return all;
+  }
+  // What a matrix is packed as: encoded, from compact rows, or neither.
+  struct Packing {
+    DType dtype;
+    bool encode;
+    const CompactRows* compact;
+  };
+  Packing packing_of(const TensorRef& ref, const TensorRecord& r, Format format) const;
   const CompactRows* compact_of(const TensorRef& ref, const TensorRecord& r, Format format) const;
+  const std::vector<int32_t>* order_of(const CompactRows& compact);
   void take(const CompactRows& compact, Matrix& m);
   void place(const Placement& placement);
   void bind_shares(const Placement& placement) const;

@@ -133,6 +133,9 @@ class Stage:
     @property
     def prefill(self) -> str:
         """The arithmetic of prompts: bf16, or decode if no matrix has another one."""
+    def rounds(self, regime: str = "decode") -> list[int]:
+        """Of a member: bytes that each round of its layers brings together, of all members, for a
+        row of this regime."""
     @property
     def shifts(self) -> bool:
         """Whether cells may move to other positions (`Context.seq_add`)."""

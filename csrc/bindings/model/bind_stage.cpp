@@ -157,6 +157,10 @@ void register_stage(py::module_& m) {
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
       .def_property_readonly("prefill", [](const Stage& s) { return prefill_of(s.has_prefill()); })
+      .def(
+          "rounds",
+          [](const Stage& s, const std::string& regime) { return s.rounds(regime_of(regime)); },
+          py::arg("regime") = "decode")
       .def_property_readonly("shifts", &Stage::shifts)
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 }

@@ -30,6 +30,9 @@ class Block {
   virtual void forward(Step&, Team&) const = 0;
   // Whether it adds to its output register, and so reads it.
   virtual bool adds() const { return false; }
+  // Of a member: bytes that each round brings together for a row of a regime.
+  virtual std::vector<int64_t> rounds(const KernelTable&, Regime) const { return {}; }
+
   // For blocks that see a source: stores what it needs of the rows in x, those of an encoder.
   virtual void read_source(Step&, Team&) const {}
 

@@ -7,15 +7,14 @@
 #include <optional>
 
 #include "model/blocks/activation.h"
-#include "model/blocks/block.h"
+#include "model/blocks/branch.h"
 #include "model/blocks/linear.h"
 #include "model/device/device_step.h"
-#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
 
-class Ffn final : public Block {
+class Ffn final : public Branch {
  public:
   Ffn(const BlockSpec& spec, BlockContext& c)
       : in_(register_index(spec.text("input"))),
@@ -49,7 +48,7 @@ class Ffn final : public Block {
             .panel_cols = std::max(n_ff_, n_embd_)};
   }
 
-  void forward(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team) const override {
     const int64_t stride = padded(n_ff_);
     float* gate = gate_ ? s.temp : nullptr;
     float* up = gate ? gate + s.n_rows * stride : s.temp;
@@ -72,12 +71,23 @@ class Ffn final : public Block {
     } else {
       multiply(s, team, inputs, all_rows(s, in, s.stride), std::cref(activate));
     }
-    float* inner = gate ? gate : up;
-    gather(s, team, inner, stride, inner_);
+    return shared_rows(s, *down_, gate ? gate : up, stride, inner_);
+  }
+
+  float* outer(Step& s, Team& team, const SharedRows& in) const override {
     float* out = s.product_output(out_);
     multiply(s, team, Product{down_, out + outer_.own.begin, s.stride}, down_bias_,
-             all_rows(s, inner, stride));
-    gather(s, team, out, s.stride, outer_);
+             all_rows(s, in));
+    return out;
+  }
+  const Shares& outputs() const override { return outer_; }
+
+  std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const override {
+    if (!cutoff_) return {};
+    return {wire_nbytes(Form::F32, inner_)};  // the gates
+  }
+  int64_t inner_nbytes(const KernelTable& kernels, Regime regime) const override {
+    return wire_nbytes(form_of(kernels, *down_, inner_, regime), inner_);
   }
 
   void device_needs(DeviceNeeds& needs) const override {

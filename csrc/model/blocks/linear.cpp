@@ -94,7 +94,7 @@ void for_chunks(const Step& step, const InputRows& in, const Needs& needs, int64
       const int64_t first = part.first + r;
       body(Rows{.x = in.x + first * in.stride,
                 .x_stride = in.stride,
-                .acts = step.acts + first * n_kb,
+                .acts = (in.acts ? in.acts : step.acts) + first * n_kb,
                 .pairs = step.pairs ? step.pairs + 2 * first * n_kb : nullptr,
                 .panels = part.by_panels ? step.panels + panel_values(r, k) : nullptr,
                 .first = first,
@@ -196,11 +196,11 @@ void make_pair(const Step& step, const float* x, int64_t k, const ActBlock* acts
   }
 }
 
-// Rounds row r of a part as the products need it.
+// Rounds row r of a part as the products need it. rounded: members have made the acts.
 void round_row(const Step& step, const Needs& needs, const Part& part, const float* x, int64_t k,
-               int64_t r) {
+               int64_t r, bool rounded) {
   if (part.by_panels) step.kernels.panel_row(x, k, step.panels, r);
-  if (!(part.by_panels ? needs.acts_of_prompts : needs.acts)) return;
+  if (rounded || !(part.by_panels ? needs.acts_of_prompts : needs.acts)) return;
   const int64_t at = part.first * act_blocks(k);
   quantize_row(step, x, k, step.acts + at, r, part.n);
   if (needs.pairs) make_pair(step, x, k, step.acts + at, step.pairs + 2 * at, r, part.n);
@@ -228,7 +228,7 @@ void prepare(Step& step, Team& team, std::span<const Product> products, const In
     observe(step, team, products,
             {.weights = {}, .x = in.x, .x_stride = in.stride, .n_rows = in.n_rows});
   if (!in.adapters.empty()) project(step, team, products, in);
-  if (!needs.acts && !needs.panels) return;
+  if (!needs.panels && (in.acts || !needs.acts)) return;
   const int64_t k = products[0].weight->cols();
   const auto parts = needs.parts(in);
   const std::vector<int32_t>* order = order_of(products);
@@ -238,7 +238,7 @@ void prepare(Step& step, Team& team, std::span<const Product> products, const In
       const Part& part = parts[r < parts[1].first ? 0 : 1];
       const float* x = in.x + r * in.stride;
       for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = x[(*order)[i]];
-      round_row(step, needs, part, order ? sorted.data() : x, k, r - part.first);
+      round_row(step, needs, part, order ? sorted.data() : x, k, r - part.first, in.acts);
     }
   });
 }
@@ -253,6 +253,28 @@ size_t in_one_order(std::span<const Product> products) {
 }
 
 }  // namespace
+
+bool takes_acts(const PackedTensor& weight, const Shares& columns) {
+  const bool rounded = !float_inputs(weight.dtype()) && !fine_inputs(weight.dtype());
+  // In an order of its own a block has columns of several members.
+  return rounded && !weight.order() && in_wire_blocks(columns);
+}
+
+Form form_of(const KernelTable& kernels, const PackedTensor& weight, const Shares& columns,
+             Regime regime) {
+  const bool panels = kernels.prefill_matmul[static_cast<size_t>(weight.dtype())] != nullptr;
+  if (regime == Regime::Prefill && panels) return weight.order() ? Form::F32 : Form::Bf16;
+  return takes_acts(weight, columns) ? Form::Int8 : Form::F32;
+}
+
+SharedRows shared_rows(const Step& s, const PackedTensor& weight, float* x, int64_t stride,
+                       const Shares& columns) {
+  SharedRows rows = {x, stride, s.n_rows, &columns};
+  if (!s.group || !s.adapters.empty()) return rows;
+  if (form_of(s.kernels, weight, columns, Regime::Prefill) == Form::Bf16) rows.n_bf16 = s.n_prefill;
+  if (takes_acts(weight, columns)) rows.acts = s.shared_acts;
+  return rows;
+}
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {

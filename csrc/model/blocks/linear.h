@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/thread_pool.h"
+#include "model/group/rows.h"
 #include "model/step.h"
 #include "quant/packed_tensor.h"
 
@@ -32,9 +33,23 @@ struct InputRows {
   int64_t n_rows;
   int64_t n_prefill = 0;  // so many, the first ones, take the arithmetic of prompts
   std::span<const AdapterSet* const> adapters = {};  // by row, or null; empty: no row has any
+  // Rounded by members, all but rows that go by panels; null: products round them.
+  const ActBlock* acts = nullptr;
 };
 inline InputRows all_rows(const Step& s, const float* x, int64_t stride) {
   return {x, stride, s.n_rows, s.n_prefill, s.adapters};
+}
+
+// Whether columns of the input of this matrix can travel between members as acts.
+bool takes_acts(const PackedTensor& weight, const Shares& columns);
+// How they travel, for rows of a regime.
+Form form_of(const KernelTable&, const PackedTensor& weight, const Shares& columns, Regime);
+// All rows of a step, whose columns members have some each of: to be gathered, then multiplied by
+// this matrix alone.
+SharedRows shared_rows(const Step&, const PackedTensor& weight, float* x, int64_t stride,
+                       const Shares& columns);
+inline InputRows all_rows(const Step& s, const SharedRows& in) {
+  return {in.rows, in.stride, s.n_rows, s.n_prefill, s.adapters, in.acts};
 }
 
 // y = W x for several matrices over the same input, which is rounded as they need it, in one shared

@@ -27,26 +27,6 @@ namespace {
 constexpr int64_t kMostExperts = 1 << 16;
 constexpr int64_t kColumns = 512;  // of a row, added up by one thread at a time
 
-Choice choice_of(const BlockSpec& spec) {
-  Choice choice = {spec.integer("n_experts"), spec.integer("top_k"), spec.flag("normalize"),
-                   spec.number("scale")};
-  const auto is = [&](const char* key, const char* word) {
-    return spec.has(key) && spec.text(key) == word;
-  };
-  choice.sigmoid = is("gating", "sigmoid");
-  choice.group_by_two = is("group_score", "two");
-  if (spec.has("n_groups")) choice.n_groups = spec.integer("n_groups");
-  if (spec.has("n_groups_used")) choice.n_groups_used = spec.integer("n_groups_used");
-  const auto [n, used] = std::pair(choice.n_groups, choice.n_groups_used);
-  if (n < 1 || used < 1 || used > n ||
-      (n > 1 && (choice.n_experts % n || choice.top_k > choice.n_experts / n * used)))
-    throw ShapeError("moe: " + std::to_string(choice.top_k) + " of " +
-                     std::to_string(choice.n_experts) + " experts in " + std::to_string(used) +
-                     " of " + std::to_string(n) +
-                     " groups: expected equal groups, and enough experts in those used");
-  return choice;
-}
-
 class Moe final : public Block {
  public:
   Moe(const BlockSpec& spec, BlockContext& c)
@@ -101,6 +81,8 @@ class Moe final : public Block {
       shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own, as);
       shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own, as);
     }
+    gathers_acts_ = !shared_down_ || takes_acts(*shared_down_, shared_);
+    for (const PackedTensor* e : down_) gathers_acts_ &= takes_acts(*e, inner_);
     c.facts.unadapted.insert({router_, shared_router_, shared_gate_, shared_up_, shared_down_});
   }
 
@@ -179,36 +161,21 @@ class Moe final : public Block {
     multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
     gather_inner(s, team, b);
 
-    ActBlock* shared_acts = s.acts + s.n_rows * top_k_ * act_blocks(n_ff_);
-    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
-          const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
-          quantize_row(s, b.gate + b.slot[i] * padded(n_ff_), n_ff_,
-                       s.acts + first * act_blocks(n_ff_), b.slot[i] - first, n);
-        }
-        if (n_shared())
-          quantize_row(s, b.shared_gate + r * padded(n_ff_shared_), n_ff_shared_, shared_acts, r,
-                       s.n_rows);
-      }
-    });
+    const bool gathered = s.group && gathers_acts_;
+    const ActBlock* acts = gathered ? s.shared_acts : s.acts;
+    if (!gathered) quantize_inner(s, team, b);
+    const int64_t stride = padded(n_embd_);
     const auto outer_job = [&](size_t i) -> Job {
-      if (i == n_active)
-        return {{Product{shared_down_, b.shared_y + outer_.own.begin, padded(n_embd_)}, Product{}},
-                1,
-                b.shared_gate,
-                padded(n_ff_shared_),
-                shared_acts,
-                s.n_rows};
+      if (i == n_active) {
+        const Product down = {shared_down_, b.shared_y + outer_.own.begin, stride};
+        const int64_t n_ff = padded(n_ff_shared_);
+        return {{down, {}}, 1, b.shared_gate, n_ff, acts + shared_at(s), s.n_rows, nullptr};
+      }
       const auto e = static_cast<size_t>(b.active[i]);
-      const int64_t first = b.first[e];
-      return {{Product{down_[e], b.y + first * padded(n_embd_) + outer_.own.begin, padded(n_embd_)},
-               Product{}},
-              1,
-              b.gate + first * padded(n_ff_),
-              padded(n_ff_),
-              s.acts + first * act_blocks(n_ff_),
-              b.first[e + 1] - first};
+      const int64_t first = b.first[e], n = b.first[e + 1] - first;
+      const Product down = {down_[e], b.y + first * stride + outer_.own.begin, stride};
+      const float* x = b.gate + first * padded(n_ff_);
+      return {{down, {}}, 1, x, padded(n_ff_), acts + first * act_blocks(n_ff_), n, nullptr};
     };
     multiply(s, team, n_jobs, std::cref(outer_job), nullptr);
 
@@ -220,6 +187,12 @@ class Moe final : public Block {
                       add_up(s, b, i / pieces, outer_.own.begin + i % pieces * kColumns, out);
                   });
     gather(s, team, out, s.stride, outer_);
+  }
+
+  std::vector<int64_t> rounds(const KernelTable&, Regime) const override {
+    const Form form = gathers_acts_ ? Form::Int8 : Form::F32;
+    const int64_t shared = shared_gate_ ? wire_nbytes(form, shared_) : 0;
+    return {top_k_ * wire_nbytes(form, inner_) + shared, wire_nbytes(Form::F32, outer_)};
   }
 
   void device_needs(DeviceNeeds& needs) const override {
@@ -354,9 +327,31 @@ class Moe final : public Block {
 
   // Inner values of all slots, and of the shared expert, in one round.
   void gather_inner(Step& s, Team& team, const Buffers& b) const {
-    const std::array all = {SharedRows{b.gate, padded(n_ff_), s.n_rows * top_k_, &inner_},
-                            SharedRows{b.shared_gate, padded(n_ff_shared_), s.n_rows, &shared_}};
+    std::array all = {SharedRows{b.gate, padded(n_ff_), s.n_rows * top_k_, &inner_},
+                      SharedRows{b.shared_gate, padded(n_ff_shared_), s.n_rows, &shared_}};
+    if (gathers_acts_) {
+      all[0].acts = s.shared_acts;
+      all[0].parts = {b.first, static_cast<size_t>(n_experts_ + 1)};
+      all[1].acts = s.shared_acts + shared_at(s);
+    }
     gather(s, team, std::span(all).first(shared_gate_ ? 2 : 1));
+  }
+  // The acts of the shared expert lie behind those of all slots.
+  int64_t shared_at(const Step& s) const { return s.n_rows * top_k_ * act_blocks(n_ff_); }
+
+  void quantize_inner(Step& s, Team& team, const Buffers& b) const {
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
+          const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
+          quantize_row(s, b.gate + b.slot[i] * padded(n_ff_), n_ff_,
+                       s.acts + first * act_blocks(n_ff_), b.slot[i] - first, n);
+        }
+        if (n_shared())
+          quantize_row(s, b.shared_gate + r * padded(n_ff_shared_), n_ff_shared_,
+                       s.acts + shared_at(s), r, s.n_rows);
+      }
+    });
   }
 
   // Sums up to kColumns of a row of the output, from `column` on.
@@ -383,7 +378,7 @@ class Moe final : public Block {
   Activation act_;
   Choice choice_;
   Shares inner_, outer_, shared_;  // of members of a group
-  bool takes_floats_ = false, weighs_inputs_ = false;
+  bool takes_floats_ = false, weighs_inputs_ = false, gathers_acts_ = false;
   const float* expert_scale_;                                      // null: none
   const float *router_bias_, *gate_bias_, *up_bias_, *down_bias_;  // of all experts; null: none
   const PackedTensor *router_, *shared_router_ = nullptr;

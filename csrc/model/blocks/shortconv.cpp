@@ -5,10 +5,9 @@
 #include <array>
 #include <cstring>
 
-#include "model/blocks/block.h"
+#include "model/blocks/branch.h"
 #include "model/blocks/linear.h"
 #include "model/blocks/state_cells.h"
-#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -17,7 +16,7 @@ namespace {
 constexpr int64_t kDims = 64;
 constexpr int64_t kMostTaps = 64;
 
-class Shortconv final : public Block {
+class Shortconv final : public Branch {
  public:
   Shortconv(const BlockSpec& spec, BlockContext& c)
       : in_(register_index(spec.text("input"))),
@@ -25,7 +24,7 @@ class Shortconv final : public Block {
         n_(c.stage.n_embd),
         n_taps_(spec.integer("window")),
         layer_(c.facts.kv_layers.size()),
-        shares_(Cut::tiles(n_), c.stage.member) {
+        shares_({n_, kInnerUnit}, c.stage.member) {
     if (n_taps_ < 1 || n_taps_ > kMostTaps)
       throw ShapeError("shortconv: expected a window of 1 to " + std::to_string(kMostTaps) +
                        ", found " + std::to_string(n_taps_));
@@ -54,7 +53,7 @@ class Shortconv final : public Block {
             .panel_cols = n_};
   }
 
-  void forward(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team) const override {
     const int64_t rows = s.n_rows * stride();
     const std::array<float*, 3> bcx = {s.temp, s.temp + rows, s.temp + 2 * rows};
     const std::array products = {Product{ins_[0], bcx[0], stride()},
@@ -71,11 +70,20 @@ class Shortconv final : public Block {
                y + r * padded(n_) + shares_.own.begin + at);
         }
     });
-    gather(s, team, y, padded(n_), shares_);
+    return shared_rows(s, *product_, y, padded(n_), shares_);
+  }
+
+  float* outer(Step& s, Team& team, const SharedRows& in) const override {
     float* out = s.product_output(out_);
     multiply(s, team, Product{product_, out + shares_.own.begin, s.stride}, out_bias_,
-             all_rows(s, y, padded(n_)));
-    gather(s, team, out, s.stride, shares_);
+             all_rows(s, in));
+    return out;
+  }
+  const Shares& outputs() const override { return shares_; }
+
+  std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const override { return {}; }
+  int64_t inner_nbytes(const KernelTable& kernels, Regime regime) const override {
+    return wire_nbytes(form_of(kernels, *product_, shares_, regime), shares_);
   }
 
  private:

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "core/errors.h"
 
 namespace pyflow {
 namespace {
@@ -188,6 +192,26 @@ class Experts {
 };
 
 }  // namespace
+
+Choice choice_of(const BlockSpec& spec) {
+  Choice choice = {spec.integer("n_experts"), spec.integer("top_k"), spec.flag("normalize"),
+                   spec.number("scale")};
+  const auto is = [&](const char* key, const char* word) {
+    return spec.has(key) && spec.text(key) == word;
+  };
+  choice.sigmoid = is("gating", "sigmoid");
+  choice.group_by_two = is("group_score", "two");
+  if (spec.has("n_groups")) choice.n_groups = spec.integer("n_groups");
+  if (spec.has("n_groups_used")) choice.n_groups_used = spec.integer("n_groups_used");
+  const auto [n, used] = std::pair(choice.n_groups, choice.n_groups_used);
+  if (n < 1 || used < 1 || used > n ||
+      (n > 1 && (choice.n_experts % n || choice.top_k > choice.n_experts / n * used)))
+    throw ShapeError("moe: " + std::to_string(choice.top_k) + " of " +
+                     std::to_string(choice.n_experts) + " experts in " + std::to_string(used) +
+                     " of " + std::to_string(n) +
+                     " groups: expected equal groups, and enough experts in those used");
+  return choice;
+}
 
 void record_experts(DeviceStep& s, const ExpertWeights& w) { Experts(s, w).record(); }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/choice.h"
 #include "model/device/device_step.h"
+#include "model/spec.h"
 
 namespace pyflow {
 
@@ -23,6 +24,9 @@ struct ExpertWeights {
   const PackedTensor *shared_gate, *shared_up, *shared_down;
   const float *router_bias, *gate_bias, *up_bias, *down_bias;  // of all experts; null: none
 };
+
+// How a block of experts chooses. Throws ShapeError.
+Choice choice_of(const BlockSpec& spec);
 
 // Steps of few rows choose on devices that have f64, and wait for nothing, where the largest logits
 // are chosen and experts have no biases. Otherwise the host chooses, so that each expert is read once

@@ -11,17 +11,10 @@
 
 #include "core/thread_pool.h"
 #include "link/link.h"
-#include "model/cut.h"
+#include "model/group/rows.h"
 #include "model/step.h"
 
 namespace pyflow {
-
-// Rows whose columns have several owners.
-struct SharedRows {
-  float* rows;
-  int64_t stride, n_rows;
-  const Shares* columns;
-};
 
 // Of one context. Rank 0 of the team makes its rounds, while the others wait at a barrier.
 class Group {
@@ -44,36 +37,44 @@ class Group {
   // Throws LinkError if a round of this run, or an earlier one, has failed.
   void check() const;
 
-  // By rank 0 of the team; do not throw: what fails is left as it is, and the run stops.
-  void gather(std::span<const SharedRows> all);
-  // Rows of n floats that have one owner each.
+  // One round for all of these, by the team; ends with a barrier. Does not throw: what fails is left
+  // as it is, and the run stops.
+  void gather(const Step& step, Team& team, std::span<const SharedRows> all);
+  // By rank 0 of the team: rows of n floats that have one owner each.
   void gather_rows(float* rows, int64_t stride, int64_t n, std::span<const int64_t> owners);
 
  private:
-  // Makes a round of n_floats[m] of each member, which are then in floats(m).
-  void exchange(std::span<const int64_t> n_floats);
-  float* floats(int64_t member) { return memory_.data() + starts_[static_cast<size_t>(member)]; }
-  void lay_out(std::span<const int64_t> n_floats);
+  size_t number() const { return static_cast<size_t>(link_->number()); }
+  // Room for nbytes_[m] of each member, from at(m) on.
+  void lay_out();
+  uint8_t* at(size_t member) { return memory_.data() + starts_[member]; }
+  // Makes the round.
+  void exchange();
+  // Row `row` of all rows that are gathered, one after the other: take(rows, row, where it lies
+  // among what a member sends).
+  template <class Take>
+  void with_row(std::span<const SharedRows> all, int64_t row, size_t member, Take&& take);
+  void pack(const KernelTable& kernels, std::span<const SharedRows> all, int64_t begin,
+            int64_t end);
+  void unpack(std::span<const SharedRows> all, int64_t begin, int64_t end);
 
   std::shared_ptr<Link> link_;
   bool asked_ = false, stopping_ = false;
   std::string failure_;
-  std::vector<float> memory_;
-  std::vector<int64_t> n_floats_;
-  std::vector<int64_t> starts_;
+  std::vector<uint8_t> memory_;
+  std::vector<size_t> nbytes_, starts_;  // by member
   std::vector<std::span<uint8_t>> in_;
 };
 
 // After a barrier that ended the work on own columns; ends with a barrier. Without a group nothing.
 inline void gather(Step& step, Team& team, std::span<const SharedRows> all) {
-  if (!step.group) return;
-  if (team.rank() == 0) step.group->gather(all);
-  team.barrier();
+  if (step.group) step.group->gather(step, team, all);
+}
+inline void gather(Step& step, Team& team, const SharedRows& one) {
+  gather(step, team, std::span(&one, 1));
 }
 inline void gather(Step& step, Team& team, float* rows, int64_t stride, const Shares& columns) {
-  if (!step.group) return;
-  const SharedRows one = {rows, stride, step.n_rows, &columns};
-  gather(step, team, std::span(&one, 1));
+  gather(step, team, SharedRows{rows, stride, step.n_rows, &columns});
 }
 
 }  // namespace pyflow

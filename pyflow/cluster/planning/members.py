@@ -17,12 +17,8 @@ from pyflow import _core
 from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.wire.surveys import Group, Link, RankProfile
 from pyflow.formats import Checkpoint
-from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
-from pyflow.specs.blocks.ffn import Ffn
 from pyflow.specs.blocks.mla import Mla
-from pyflow.specs.blocks.moe import Moe
-from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.model_spec import ModelSpec
 
 # What is timed: bytes of all members together, rounds of each size, and the work between them.
@@ -103,32 +99,21 @@ def fitted(seconds: Mapping[tuple[int, ...], Sequence[float]]) -> Gathers:
     return Gathers(pairs, more_s)
 
 
-def rounds_of(block: Block, n_embd: int) -> list[int]:
-    """Bytes that each round of a block brings together, for a row; as the blocks of csrc/model."""
-    match block:
-        case Attention():
-            wide = block.norm_span == "all" and (block.q_norm or block.k_norm)
-            heads = block.head_dim * (block.n_heads + block.n_kv_heads)
-            mixed = block.n_heads * (block.value_dim or block.head_dim)
-            floats = [*([heads] if wide else []), mixed, n_embd]
-        case Mla():
-            floats = [block.n_heads * block.value_dim, n_embd]
-        case Ffn():
-            floats = [block.n_ff, n_embd]
-        case Moe():
-            floats = [block.top_k * block.n_ff + block.n_ff_shared, n_embd]
-        case Shortconv():
-            floats = [n_embd, n_embd]
-        case _:
-            floats = []
-    return [_FLOAT * n for n in floats]
+def rounds_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -> list[int]:
+    """Bytes that each round of all layers brings together for a row, of two members.
+
+    More members bring together as much, but for those of three and more whose columns are no whole
+    blocks of what travels rounded."""
+    layers = spec.stage() | {"embedding": None, "head": None}
+    return _core.Stage(
+        checkpoint.native, layers, pool, load=False, pack_as=checkpoint.pack_as, member=(0, 2)
+    ).rounds()
 
 
 def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -> Sharing | None:
     """None: members cannot share this model."""
     if spec.is_encoder or spec.source:
         return None
-    rounds = [rounds_of(block, spec.n_embd) for layer in spec.layers for block in layer]
     heads = [b.n_heads for layer in spec.layers for b in layer if isinstance(b, Attention | Mla)]
     only = spec.stage() | {"embedding": None, "head": None}
 
@@ -150,11 +135,13 @@ def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) 
         given = speeds if len(set(speeds)) > 1 else ()
         return tuple(nbytes((m, n), given) / nbytes((0, 1), ()) for m in range(n))
 
+    most = min(heads, default=1)
+    rounds = rounds_of(checkpoint, spec, pool) if most > 1 else []
     return Sharing(
         parts,
-        min(heads, default=1),
-        sum(map(len, rounds)) / spec.n_layers,
-        sum(map(sum, rounds)) / spec.n_layers,
+        most,
+        len(rounds) / spec.n_layers,
+        sum(rounds) / spec.n_layers,
         _FLOAT * spec.n_embd,
         _FLOAT * spec.n_vocab,
     )

@@ -6,9 +6,8 @@
 
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/attention/split.h"
-#include "model/blocks/block.h"
+#include "model/blocks/branch.h"
 #include "model/blocks/linear.h"
-#include "model/group/group.h"
 #include "model/observer.h"
 
 namespace pyflow {
@@ -25,7 +24,7 @@ struct RowMemory {
   Heads all_q, all_k;  // likewise, where norms need them
 };
 
-class Attention final : public Block, private AttentionWeights {
+class Attention final : public Branch, private AttentionWeights {
  public:
   Attention(const BlockSpec& spec, BlockContext& c) : AttentionWeights(spec, c) {}
 
@@ -47,7 +46,7 @@ class Attention final : public Block, private AttentionWeights {
             .partial_floats = n_heads_ * (cell_dim(value_dim_, cells) + 2)};
   }
 
-  void forward(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team) const override {
     const KvView& kv = s.kv->view(layer_);
     const RowMemory memory = lay_out(s.temp, s.n_rows, kv.type);
     const auto& [q, k, v, mixed] = memory.plain;
@@ -96,14 +95,31 @@ class Attention final : public Block, private AttentionWeights {
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
     gather_carried(s, team);
-    gather(s, team, memory.mixed.rows, mixed.stride, mixed_);
+    return shared_rows(s, *o_, memory.mixed.rows, mixed.stride, mixed_);
+  }
+
+  float* outer(Step& s, Team& team, const SharedRows& in) const override {
     float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
-             all_rows(s, memory.mixed.rows, mixed.stride));
-    gather(s, team, out, s.stride, embd_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
+    return out;
+  }
+  const Shares& outputs() const override { return embd_; }
+
+  std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const override {
+    std::vector<int64_t> all;
+    if (gathers_heads()) all.push_back(heads_nbytes(all_q_, all_k_));
+    if (gathers_carried()) all.push_back(heads_nbytes(all_k_, all_v_));
+    return all;
+  }
+  int64_t inner_nbytes(const KernelTable& kernels, Regime regime) const override {
+    return wire_nbytes(form_of(kernels, *o_, mixed_, regime), mixed_);
   }
 
  private:
+  static int64_t heads_nbytes(const Shares& some, const Shares& others) {
+    return wire_nbytes(Form::F32, some) + wire_nbytes(Form::F32, others);
+  }
+  bool gathers_carried() const { return kv_at_ >= 0 && !given_; }
   // Matrices of the input: of queries, keys and values; keys may be values too, or come from another
   // layer.
   size_t n_inputs() const { return k_ == nullptr ? 1 : k_ == v_ ? 2 : 3; }
@@ -182,7 +198,7 @@ class Attention final : public Block, private AttentionWeights {
     turn(s, row, q, first * group(), last * group(), q_bias_, q_norm_);
     if (k_) prepare_cells(s, memory.plain, row, first, last);
     if (given_) move_carried(s.carried, s, memory.plain, row, first, last);
-    if (kv_at_ >= 0 && !given_)
+    if (gathers_carried())
       move_carried(s.carried_out, s, memory.plain, row, first, last, /*back=*/true);
     if (temperature_)
       s.kernels.scale(q.at(row, first * group()),
@@ -225,7 +241,7 @@ class Attention final : public Block, private AttentionWeights {
 
   // Members bring together what rows carry of each.
   void gather_carried(Step& s, Team& team) const {
-    if (kv_at_ < 0 || given_) return;
+    if (!gathers_carried()) return;
     float* keys = s.carried_out + kv_at_;
     const std::array both = {SharedRows{keys, s.carried_stride, s.n_rows, &all_k_},
                              SharedRows{keys + k_dim(), s.carried_stride, s.n_rows, &all_v_}};

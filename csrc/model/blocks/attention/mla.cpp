@@ -13,14 +13,13 @@
 
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/attention/split.h"
-#include "model/blocks/block.h"
+#include "model/blocks/branch.h"
 #include "model/blocks/linear.h"
-#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
 
-class Mla final : public Block {
+class Mla final : public Branch {
  public:
   Mla(const BlockSpec& spec, BlockContext& c)
       : in_(register_index(spec.text("input"))),
@@ -63,7 +62,7 @@ class Mla final : public Block {
             .partial_floats = n_heads_ * (value + 2)};
   }
 
-  void forward(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team) const override {
     const KvView& kv = s.kv->view(layer_);
     const Memory m(*this, s, kv.type);
     project(s, team, m);
@@ -87,11 +86,19 @@ class Mla final : public Block {
     SplitAttention(s, team, args, 0)(team, [](int64_t, int64_t, int64_t) {});
     multiply_heads(s, team, {m.mixed, kv.value_dim, rank_}, values_,
                    {m.values, value_dim_, values_of_.own.begin});
-    gather(s, team, m.values.rows, m.values.stride, values_of_);
+    return shared_rows(s, *o_, m.values.rows, m.values.stride, values_of_);
+  }
+
+  float* outer(Step& s, Team& team, const SharedRows& in) const override {
     float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
-             all_rows(s, m.values.rows, m.values.stride));
-    gather(s, team, out, s.stride, embd_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
+    return out;
+  }
+  const Shares& outputs() const override { return embd_; }
+
+  std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const override { return {}; }
+  int64_t inner_nbytes(const KernelTable& kernels, Regime regime) const override {
+    return wire_nbytes(form_of(kernels, *o_, values_of_, regime), values_of_);
   }
 
  private:

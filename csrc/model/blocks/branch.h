@@ -1,0 +1,40 @@
+// Blocks that end with a product of what they have computed by columns: attention of its heads'
+// values, a feed-forward network of its inner values. Members compute own columns of both, and
+// gather in between.
+#pragma once
+
+#include <vector>
+
+#include "model/blocks/block.h"
+#include "model/group/group.h"
+
+namespace pyflow {
+
+class Branch : public Block {
+ public:
+  // This member's columns of the last product's input.
+  virtual SharedRows inner(Step&, Team&) const = 0;
+  // This member's columns of the output, from all of the input. Returns where the output is.
+  virtual float* outer(Step&, Team&, const SharedRows& in) const = 0;
+  // Columns of the output.
+  virtual const Shares& outputs() const = 0;
+  // Bytes that each round of inner() brings together for a row, and of its result.
+  virtual std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const = 0;
+  virtual int64_t inner_nbytes(const KernelTable&, Regime) const = 0;
+
+  void forward(Step& s, Team& team) const final {
+    const SharedRows in = inner(s, team);
+    gather(s, team, in);
+    float* out = outer(s, team, in);
+    gather(s, team, out, s.stride, outputs());
+  }
+
+  std::vector<int64_t> rounds(const KernelTable& kernels, Regime regime) const final {
+    std::vector<int64_t> all = inner_rounds(kernels, regime);
+    all.push_back(inner_nbytes(kernels, regime));
+    all.push_back(wire_nbytes(Form::F32, outputs()));
+    return all;
+  }
+};
+
+}  // namespace pyflow
