@@ -5,6 +5,7 @@
 
 #include "model/blocks/linear.h"
 #include "model/group/group.h"
+#include "model/group/parallel.h"
 
 namespace pyflow {
 
@@ -41,6 +42,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     for (const BlockSpec& block : spec_.layers[i])
       layers_.back().push_back(
           placed(block, home_of(i, block.kind), layers_.back().empty(), context));
+    if (!spec_.member.alone()) join_branches(spec_.layers[i], layers_.back());
   }
   if (spec_.head) {
     const BlockSpec& head = *spec_.head;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.cluster.planning.members import rounds_of, shared_heads
+from pyflow.cluster.planning.members import shared_heads
 from pyflow.errors import CancelledError, LinkError, ShapeError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
@@ -24,7 +25,8 @@ from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.model_spec import ModelSpec
 
 from .test_blocks import POOL, TOKENS, built
-from .tiny_models import HOST_ONLY, TINY, Draft, around, attention, ffn, write
+from .tiny_models import HOST_ONLY, N_EMBD, TINY, Draft, around, attention, ffn, write
+from .tiny_whole import quantizable
 
 
 def context(stage: _core.Stage, cache_type: str, link: _core.Link | None = None) -> _core.Context:
@@ -42,17 +44,27 @@ class Sharing:
         cache_type: str = "f16",
         *,
         speeds: Sequence[int] = (),
+        isas: Sequence[str] = (),
         **more: Any,
     ) -> None:
+        """isas: the tables of one process, and of each member."""
         self.spec, self.n = spec, n
         self.links = _core.Link.threads(n)
         self.threads = ThreadPoolExecutor(n)
-        self.one = context(_core.Stage(file, spec.stage(), POOL, **more), cache_type)
+
+        def stage(isa: str | None, pool: _core.ThreadPool, **member: Any) -> _core.Stage:
+            with pytest.MonkeyPatch.context() as patch:
+                if isa is not None:
+                    patch.setenv("PYFLOW_ISA", isa)
+                return _core.Stage(file, spec.stage(), pool, **member, **more)
+
+        first, *others = isas or [None] * (n + 1)
+        self.one = context(stage(first, POOL), cache_type)
         # Each has a pool of its own, for members wait for each other within a step.
         pools = [_core.ThreadPool(1 + m % 2, False) for m in range(n)]
         self.stages = [
-            _core.Stage(file, spec.stage(), pool, member=(m, n), speeds=speeds, **more)
-            for m, pool in enumerate(pools)
+            stage(isa, pool, member=(m, n), speeds=speeds)
+            for m, (isa, pool) in enumerate(zip(others, pools, strict=True))
         ]
         self.members = [
             context(stage, cache_type, link)
@@ -175,19 +187,27 @@ def test_members_have_rows_in_proportion_to_their_speeds(tmp_path: Path) -> None
     scenario(of)
 
 
-@pytest.mark.parametrize("name", [*TINY, *HOST_ONLY])
-def test_rounds_and_bytes_are_those_that_the_planner_counts(name: str, tmp_path: Path) -> None:
-    spec, _, file = built(name, tmp_path)
-    of = Sharing(file, spec, 2)
+def count_rounds(of: Sharing, regime: str = "decode") -> list[int]:
+    """Makes a step, and checks that its rounds and bytes are those that the planner counts."""
+    of.all("clear")
     before = [link.gathers for link in of.links]
     n_rows, n_logits = 5, 2
     at = np.arange(n_rows, dtype=np.int32)
-    of.each(lambda c: c.forward(TOKENS[:n_rows], at, 0, at[:n_logits]))
-    rounds = [r for layer in spec.layers for block in layer for r in rounds_of(block, spec.n_embd)]
-    total = n_rows * (sum(rounds) + 4 * spec.n_embd) + n_logits * 4 * spec.n_vocab
+    of.each(lambda c: c.forward(TOKENS[:n_rows], at, 0, at[:n_logits], regime))
+    rounds = of.stages[0].rounds(regime)
+    n_embd, n_vocab = of.spec.n_embd, of.spec.n_vocab
+    total = n_rows * (sum(rounds) + 4 * n_embd) + n_logits * 4 * n_vocab
     n, nbytes = zip(*(link.gathers for link in of.links), strict=True)
     assert {after - b[0] for after, b in zip(n, before, strict=True)} == {len(rounds) + 2}
-    assert sum(nbytes) - sum(b[1] for b in before) == total  # each piece goes to one other member
+    got = sum(nbytes) - sum(b[1] for b in before)
+    assert got == total * (of.n - 1)  # each piece goes to all other members
+    return rounds
+
+
+@pytest.mark.parametrize("name", [*TINY, *HOST_ONLY])
+def test_rounds_and_bytes_are_those_that_the_planner_counts(name: str, tmp_path: Path) -> None:
+    spec, _, file = built(name, tmp_path)
+    count_rounds(Sharing(file, spec, 2))
 
 
 def test_cells_that_several_members_hold_are_told() -> None:
@@ -203,6 +223,26 @@ def test_formats_are_cut_by_rows(pack_as: str, tmp_path: Path) -> None:
     t = Draft()
     spec = t.spec(around(t, "0/", attention(t, "0/", 4, 2)))
     scenario(Sharing(write(tmp_path / "tiny.safetensors", t), spec, 2, pack_as=pack_as))
+
+
+TILES = ["amx_emulated"] if platform.machine() in {"x86_64", "AMD64"} else []
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("isa", ["", *TILES])
+def test_inputs_of_quantized_matrices_travel_rounded(isa: str, n: int, tmp_path: Path) -> None:
+    t = Draft()
+    spec, tables = quantizable(t), [name for name in _core.runnable_isas() if name != "amx"]
+    # Members have different tables, but for the arithmetic of prompts.
+    isas = [isa or tables[i % len(tables)] for i in range(n + 1)]
+    of = Sharing(write(tmp_path / "tiny.safetensors", t), spec, n, pack_as="Q8_0", isas=isas)
+    scenario(of)
+    inner, prompts = (4, 5, 4, 7, 9), (4, 5, 4, 0, 9)  # blocks of 32; experts know no prompts
+    expected = [nbytes for n_blocks in inner for nbytes in (36 * n_blocks, 4 * N_EMBD)]
+    assert count_rounds(of) == expected
+    if isa:
+        expected[::2] = [64 * n or nbytes for n, nbytes in zip(prompts, expected[::2], strict=True)]
+        assert count_rounds(of, "prefill") == expected
 
 
 def test_members_draw_the_same_tokens(tmp_path: Path) -> None:
