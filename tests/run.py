@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TWO_AT_A_TIME = ["-n", "2"]
+# Each has a half of the tests, then half of what the other has left: so most modules run in one of
+# them, and what their tests share is made once.
+TWO_AT_A_TIME = ["-n", "2", "--dist", "worksteal"]
 SLOWEST = ["--durations=20", "--durations-min=3"]
 # Markers, and how the tests that they select run. What starts ranks takes all CPUs by itself, so
 # that nothing runs beside it.

@@ -44,7 +44,7 @@ def same(a: Logits, b: Logits) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("n_rows", [2, 7, 9, 17, 160])
+@pytest.mark.parametrize("n_rows", [7, 17, 160])
 def test_rows_do_not_see_their_batch(
     model: pyflow.Model, tokens: NDArray[np.int32], alone: Logits, n_rows: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_two_stages_equal_one_wherever_they_are_cut(
     spec, at = model.spec, np.arange(n, dtype=np.int32)
     size = {"n_ctx": 64, "n_seq_max": 1, "n_batch": 32, "cache_type": "f16"}
     # Every place of a small model is tested in tests/csrc/model/test_blocks.py.
-    for cut in (1, 5, 6, spec.n_layers // 2, spec.n_layers - 1):
+    for cut in (1, 6, spec.n_layers - 1):
         front = _core.Context(_core.Stage(native, spec.stage(0, cut), model.pool), **size)
         back = _core.Context(_core.Stage(native, spec.stage(cut), model.pool), **size)
         front.forward(tokens[:n], at, 0, [])

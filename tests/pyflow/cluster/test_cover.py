@@ -22,7 +22,7 @@ from .ranks import Start, assert_silent
 
 pytestmark = pytest.mark.model
 
-N_PREDICT, N_LONG = 64, 200
+N_PREDICT, N_LONG = 40, 200
 CASES = cases()
 LONG = cases(n_ranks=(3, 5), transport=("mpi",), prompt=range(len(PROMPTS)))
 # What make accept runs at once, in less than two minutes.

@@ -110,6 +110,7 @@ def inexact(tmp_path: Path) -> dict[str, str]:
     return INEXACT | caches
 
 
+@pytest.mark.accept
 def test_an_inexact_device_needs_a_flag_and_is_told(
     pyflow: Pyflow, device: int, inexact: dict[str, str]
 ) -> None:

@@ -173,7 +173,7 @@ def test_a_chat_past_its_context_forgets_the_oldest_turns(rig: Rig) -> None:
         for n_predict in (40, -1):  # the context is full before an answer, or in its middle
             plain = ChatSession(rig.model, n_ctx=128, n_predict=n_predict, **how)
             chat = ChatSession(model, n_predict=n_predict, **how)
-            for i in range(6):
+            for i in range(4):
                 question = f"What comes after {i}?"
                 expected, done = finish(plain.ask(question)), finish(chat.ask(question))
                 assert done.tokens == expected.tokens

@@ -49,7 +49,6 @@ def measured(path: Path, n_ctx: int, cache_type: str, quantize: str = "") -> dic
 @pytest.mark.parametrize(
     ("name", "n_ctx", "cache_type"),
     [
-        ("smollm2", 2048, "f16"),
         ("smollm2", 2048, "q8_0"),
         ("gemma3", 1024, "f16"),
         pytest.param("qwen2.5-coder-1.5b", 1024, "f16", marks=pytest.mark.accept),

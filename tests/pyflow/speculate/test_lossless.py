@@ -33,7 +33,7 @@ PROMPTS = [
     "The history of the Roman empire begins with",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
 ]
-N_PREDICT = 64
+N_PREDICT = 40
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, seed=1),
     "default": SamplingParams(seed=2),
@@ -209,7 +209,7 @@ def test_an_oracle_is_always_right(
     sampling: str,
 ) -> None:
     expected = plain(sampling)[1:2]
-    n = 1 + 7 * (gamma + 1)  # the first token comes with the prompt
+    n = 1 + 4 * (gamma + 1)  # the first token comes with the prompt
     with Speculator([bad.oracle(references(expected), gamma)], fixed=True) as speculator:
         done = model.generate(
             PROMPTS[1], n_predict=n, sampling=SAMPLINGS[sampling], speculator=speculator

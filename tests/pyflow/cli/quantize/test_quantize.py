@@ -68,28 +68,35 @@ def test_three_and_a_half_bits_run(run: Run, f16: Path, tmp_path: Path) -> None:
         assert perplexity(model, text, n_ctx=256, n_chunks=2).ppl < 3
 
 
-def test_a_table_and_what_was_not_as_asked_are_told(run: Run, f16: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quantize") / "tiny.gguf"
+    write_model(path, n_layers=3, window=0, has_tokenizer=True)
+    return path
+
+
+def test_a_table_and_what_was_not_as_asked_are_told(run: Run, tiny: Path, tmp_path: Path) -> None:
     target = tmp_path / "q8.gguf"
     override = "blk.0.attn_v=q4_1"
     code, out, err = run(
-        *("quantize", str(f16), str(target), "--type", "q6_k", "--tensor-type", override)
+        *("quantize", str(tiny), str(target), "--type", "q6_k", "--tensor-type", override)
     )
     assert code == 0
-    assert "Q8_0 instead of Q6_K: rows of 576 " in err
+    assert "Q8_0 instead of Q6_K: rows of 64 " in err
     lines = out.splitlines()
     assert lines[0].split("|")[1].strip() == "role"
     attn_v = next(line for line in lines if line.startswith("| attn_v"))
-    assert "1 Q4_1, 29 Q8_0" in attn_v
+    assert "1 Q4_1, 2 Q8_0" in attn_v
     assert lines[-1].startswith(f"{target}: {target.stat().st_size:,} bytes in ")
 
 
-def test_json_has_the_figures(run: Run, f16: Path, tmp_path: Path) -> None:
+def test_json_has_the_figures(run: Run, tiny: Path, tmp_path: Path) -> None:
     target = tmp_path / "q8.gguf"
-    code, out, _ = run("quantize", str(f16), str(target), "--type", "Q8_0", "--json", "-t", "2")
+    code, out, _ = run("quantize", str(tiny), str(target), "--type", "Q8_0", "--json", "-t", "2")
     figures = json.loads(out)
     assert code == 0
     assert figures["nbytes"] == target.stat().st_size
-    assert figures["roles"]["ffn_up"]["types"] == {"Q8_0": 30}
+    assert figures["roles"]["ffn_up"]["types"] == {"Q8_0": 3}
     assert figures["roles"]["ffn_up"]["bits_per_weight"] == 8.5
     assert 0 < figures["roles"]["ffn_up"]["relative_error"] < 0.01
     assert figures["roles"]["attn_norm"]["n_converted"] == 0
