@@ -87,8 +87,8 @@ void Stage::check_member() const {
   if (spec_.n_carried < 0)
     throw ShapeError("stage: expected rows that carry 0 values or more, found " +
                      std::to_string(spec_.n_carried));
-  if (of > 1 && (!spec_.chains.empty() || spec_.embedded))
-    throw UnsupportedError("a stage with an encoder cannot be shared by members");
+  if (of > 1 && !spec_.chains.empty())
+    throw UnsupportedError("a stage with heads of an encoder cannot be shared by members");
 }
 
 Home Stage::home_of(size_t layer, const std::string& kind) const {

@@ -274,8 +274,10 @@ class TextEncoder:
         n_batch: int,
         files: Sequence[DenseFile],
         tables: Stage | None = None,
+        link: Link | None = None,
     ) -> None:
-        """tables: the stage that embeds tokens, where `stage` has no embedding."""
+        """tables: the stage that embeds tokens, where `stage` has no embedding. link: to the other
+        members, where several share both; they make the same calls."""
     @staticmethod
     def nbytes(stage: Stage, n_batch: int) -> int:
         """What an encoder of this size allocates."""

@@ -81,13 +81,14 @@ void register_texts(py::module_& m) {
   py::class_<TextEncoder>(m, "TextEncoder")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_batch,
                        const std::vector<std::shared_ptr<DenseFile>>& files,
-                       std::shared_ptr<Stage> tables) {
+                       std::shared_ptr<Stage> tables, std::shared_ptr<Link> link) {
              return std::make_unique<TextEncoder>(
                  std::move(stage), n_batch,
                  std::vector<std::shared_ptr<const DenseFile>>(files.begin(), files.end()),
-                 std::move(tables));
+                 std::move(tables), std::move(link));
            }),
-           py::arg("stage"), py::arg("n_batch"), py::arg("files"), py::arg("tables") = py::none())
+           py::arg("stage"), py::arg("n_batch"), py::arg("files"), py::arg("tables") = py::none(),
+           py::arg("link") = py::none())
       .def_static("nbytes", &TextEncoder::nbytes, py::arg("stage"), py::arg("n_batch"))
       .def("encode", &encode, py::arg("tokens"), py::arg("types"), py::arg("ends"),
            py::arg("readout"), py::arg("rows") = Ends(0));

@@ -8,6 +8,7 @@
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/blocks/state_cells.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -22,35 +23,38 @@ class Ssru final : public Block {
         out_(register_index(spec.text("output"))),
         n_(c.stage.n_embd),
         layer_(c.facts.kv_layers.size()),
-        forget_(&c.weights.matrix(spec.tensor("forget"), n_, n_)),
-        value_(&c.weights.matrix(spec.tensor("value"), n_, n_, Weights::Loop::Continued)),
-        forget_bias_(c.weights.vector_or_null(spec.tensor_or_none("forget_bias"), n_)) {
-    if (!c.stage.member.alone())
-      throw UnsupportedError(
-          "ssru: members cannot share recurrent units; use stages of one member");
-    c.facts.kv_layers.push_back(state_cells("ssru", n_, 2));
+        shares_(Cut::tiles(n_), c.stage.member),
+        n_own_(shares_.own.size()),
+        forget_(&c.weights.rows_of(spec.tensor("forget"), n_, n_, shares_.own)),
+        value_(&c.weights.rows_of(spec.tensor("value"), n_, n_, shares_.own,
+                                  Weights::Loop::Continued)),
+        forget_bias_(from(c.weights.vector_or_null(spec.tensor_or_none("forget_bias"), n_),
+                          shares_.own.begin)) {
+    c.facts.kv_layers.push_back(state_cells("ssru", std::max<int64_t>(1, n_own_), 2));
     c.facts.kv_ropes.push_back(std::nullopt);
   }
 
   ScratchNeeds needs(CacheType) const override {
-    return {
-        .floats_per_row = 2 * padded(n_), .act_blocks_per_row = act_blocks(n_), .panel_cols = n_};
+    return {.floats_per_row = 2 * padded(n_own_),
+            .act_blocks_per_row = act_blocks(n_),
+            .panel_cols = n_};
   }
 
   void forward(Step& s, Team& team) const override {
-    const int64_t stride = padded(n_);
+    const int64_t stride = padded(n_own_);
     float *gates = s.temp, *values = s.temp + s.n_rows * stride;
     const std::array products = {Product{forget_, gates, stride}, Product{value_, values, stride}};
     multiply(s, team, products, all_rows(s, s.registers[in_], s.stride));
     float* out = s.product_output(out_);
-    team.for_each((n_ + kDims - 1) / kDims, 1, [&](int64_t begin, int64_t end) {
+    team.for_each((n_own_ + kDims - 1) / kDims, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         for (int64_t r = 0; r < s.n_rows; ++r) {
-          const int64_t at = i * kDims, n = std::min(kDims, n_ - at);
+          const int64_t at = i * kDims, n = std::min(kDims, n_own_ - at);
           step(s, r, at, n, gates + r * stride + at, values + r * stride + at,
-               out + r * s.stride + at);
+               out + r * s.stride + shares_.own.begin + at);
         }
     });
+    gather(s, team, out, s.stride, shares_);
   }
 
  private:
@@ -76,6 +80,8 @@ class Ssru final : public Block {
   size_t in_, out_;
   int64_t n_;
   size_t layer_;
+  Shares shares_;  // of dims, among members
+  int64_t n_own_;
   const PackedTensor *forget_, *value_;
   const float* forget_bias_;
 };

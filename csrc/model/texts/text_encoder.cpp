@@ -77,7 +77,7 @@ Pool pool_named(const std::string& name) {
 
 TextEncoder::TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
                          std::vector<std::shared_ptr<const DenseFile>> files,
-                         std::shared_ptr<const Stage> tables)
+                         std::shared_ptr<const Stage> tables, std::shared_ptr<Link> link)
     : stage_(std::move(stage)),
       tables_(tables ? std::move(tables) : stage_),
       files_(std::move(files)),
@@ -87,12 +87,19 @@ TextEncoder::TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
                            str(n_batch));
         return whole_keys(n_batch);
       }()),
+      group_(link ? std::make_unique<Group>(link) : nullptr),
       scratch_(*stage_, n_batch_, 1, CacheType::F16, needs_of(files_)) {
   if (!tables_->first() || stage_->last() || !stage_->kv_layers().empty())
     throw UnsupportedError("encoder: expected a stage of all layers that see the whole text");
   if (tables_->spec().n_embd != stage_->spec().n_embd)
     throw ShapeError("encoder: expected an embedding of " + str(stage_->spec().n_embd) +
                      " values, found " + str(tables_->spec().n_embd));
+  const Membership& member = stage_->spec().member;
+  if (const std::pair at =
+          link ? std::pair(link->number(), link->size()) : std::pair<int64_t, int64_t>(0, 1);
+      at != std::pair(member.number, member.of))
+    throw ShapeError("encoder: expected a link of member " + str(member.number) + " of " +
+                     str(member.of) + ", found one of " + str(at.first) + " of " + str(at.second));
   for (Buffer& rows : rows_)
     rows = Buffer(static_cast<size_t>(kHeadRows * widest(*stage_, files_)) * sizeof(float),
                   "readouts", "batch");
@@ -180,6 +187,7 @@ void TextEncoder::run(const Texts& texts, const Readout& readout, float* out,
         .types = texts.types.empty() ? texts.types : texts.types.subspan(first, n),
         .texts = batch.texts,
         .n_keys = batch.n_keys};
+    if (group_) group_->begin();
     stage_->pool().run([&](Team& team) {
       Step s = step(team, rows);
       start(s, team);
@@ -187,6 +195,7 @@ void TextEncoder::run(const Texts& texts, const Readout& readout, float* out,
         for (const PlacedBlock& at : layer) at.block->forward(s, team);
       read(s, team, batch, readout, out);
     });
+    if (group_) group_->check();
     text += batch.texts.size();
     const int64_t n_values = batch.n_items(readout) * n_out(readout);
     if (!std::all_of(out, out + n_values, [](float x) { return std::isfinite(x); }))
@@ -202,6 +211,7 @@ Step TextEncoder::step(const Team& team, const StepRows& rows) const {
     s.ropes.push_back({angles, static_cast<int64_t>(r.pairs()), r.interleaved});
     angles += n_batch_ * 2 * static_cast<int64_t>(r.pairs());
   }
+  s.group = group_.get();
   return s;
 }
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "link/link.h"
+#include "model/group/group.h"
 #include "model/scratch.h"
 #include "model/stage.h"
 #include "model/texts/dense.h"
@@ -41,18 +43,19 @@ struct Readout {
 class TextEncoder {
  public:
   // files: whose layers readouts may take besides the stage's. tables: the stage that embeds tokens,
-  // a decoder's for one, if the encoder's own has no embedding; else null. Throws ShapeError for
-  // sizes out of range, UnsupportedError for a stage that is no whole encoder.
+  // a decoder's for one, if the encoder's own has no embedding; else null. link: to the other
+  // members, if several share these stages; all make the same runs. Throws ShapeError for sizes out
+  // of range, UnsupportedError for a stage that is no whole encoder.
   TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
               std::vector<std::shared_ptr<const DenseFile>> files,
-              std::shared_ptr<const Stage> tables = nullptr);
+              std::shared_ptr<const Stage> tables = nullptr, std::shared_ptr<Link> link = nullptr);
   // What an encoder of so many rows a step allocates.
   static size_t nbytes(const Stage& stage, int64_t n_batch);
 
   int64_t n_out(const Readout& readout) const;
   // One row of n_out floats for each text, or for each wanted row. `poll` is called between steps,
   // and may throw. Throws ShapeError for texts or layers that do not fit, before anything is run;
-  // Error for results that are no numbers.
+  // Error for results that are no numbers, LinkError if another member is lost.
   void run(const Texts& texts, const Readout& readout, float* out,
            const std::function<void()>& poll);
 
@@ -82,6 +85,7 @@ class TextEncoder {
   std::shared_ptr<const Stage> stage_, tables_;  // of the layers, of the embedding
   std::vector<std::shared_ptr<const DenseFile>> files_;
   int64_t n_batch_;
+  std::unique_ptr<Group> group_;  // null: the stage has one member
   Scratch scratch_;
   Buffer rows_[2];  // of readouts: kHeadRows rows, what goes into a layer and what comes out
   std::mutex busy_;

@@ -121,9 +121,6 @@ void AttentionWeights::take_inputs(Weights& w, const BlockSpec& spec, BlockFacts
 void AttentionWeights::share(const Membership& member) {
   whole_ = {n_heads_, n_kv_heads_};
   embd_ = Shares(Cut::tiles(n_embd_), member);
-  if (!member.alone() && (sees_ == Sees::WholeText || sees_ == Sees::Source))
-    throw UnsupportedError(
-        "attention to whole texts or sources cannot be shared by members; use stages of one");
   for (int64_t m = 0; m < member.of; ++m) {
     const HeadShare heads(n_heads_, n_kv_heads_, member, m);
     mixed_.all.push_back({heads.q.begin * value_dim_, heads.q.end * value_dim_});

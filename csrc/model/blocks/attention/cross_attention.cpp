@@ -6,6 +6,7 @@
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -22,7 +23,8 @@ class CrossAttention final : public Block, private AttentionWeights {
       const int64_t in_cells = cell_dim(dim, cells);
       return padded(n_heads * dim) + (in_cells == dim ? 0 : n_heads * in_cells);
     };
-    const int64_t of_rows = floats(n_heads_, head_dim_) + floats(n_heads_, value_dim_),
+    const int64_t of_rows = floats(n_heads_, head_dim_) + floats(n_heads_, value_dim_) +
+                            padded(mixed_dim()) - padded(n_heads_ * value_dim_),
                   of_source = floats(n_kv_heads_, head_dim_) + floats(n_kv_heads_, value_dim_);
     return {.floats_per_row = std::max(of_rows, of_source),
             .act_blocks_per_row = act_blocks(std::max(n_embd_, mixed_dim())),
@@ -32,8 +34,10 @@ class CrossAttention final : public Block, private AttentionWeights {
   void forward(Step& s, Team& team) const override {
     const KvView& kv = s.sources->view(layer_);
     float* at = s.temp;
-    const Both q = take(at, s.n_rows, n_heads_, head_dim_, kv.type),
-               mixed = take(at, s.n_rows, n_heads_, value_dim_, kv.type);
+    const Both q = take(at, s.n_rows, n_heads_, head_dim_, kv.type);
+    Both mixed = take(at, s.n_rows, n_heads_, value_dim_, kv.type, whole_.n_heads);
+    float* all_mixed = mixed.plain.rows;
+    mixed.own(own_q_.begin);
     multiply(s, team, std::array{Product{q_, q.plain.rows, q.plain.stride}},
              all_rows(s, s.registers[in_], s.stride));
     const AttendArgs args = {.kv = kv,
@@ -61,8 +65,11 @@ class CrossAttention final : public Block, private AttentionWeights {
           copy_heads(mixed.cells, mixed.plain, r, first, last);
       }
     });
-    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_,
-             all_rows(s, mixed.plain.rows, mixed.plain.stride));
+    gather(s, team, all_mixed, mixed.plain.stride, mixed_);
+    float* out = s.product_output(out_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
+             all_rows(s, all_mixed, mixed.plain.stride));
+    gather(s, team, out, s.stride, embd_);
   }
 
   void read_source(Step& s, Team& team) const override {
@@ -78,7 +85,8 @@ class CrossAttention final : public Block, private AttentionWeights {
                   [&](int64_t begin, int64_t end) {
                     for (int64_t r = begin; r < end; ++r) {
                       turn(s, r, k.plain, 0, n_kv_heads_, k_bias_, k_norm_);
-                      if (v_bias_) s.kernels.add(v.plain.at(r, 0), v_bias_, v_dim());
+                      if (v_bias_)
+                        s.kernels.add(v.plain.at(r, 0), v_bias_, n_kv_heads_ * value_dim_);
                       copy_heads(k.plain, k.cells, r, 0, n_kv_heads_);
                       copy_heads(v.plain, v.cells, r, 0, n_kv_heads_);
                       for (int64_t h = 0; h < n_kv_heads_; ++h)
@@ -92,15 +100,23 @@ class CrossAttention final : public Block, private AttentionWeights {
   // As matrices have them, and as cells have them: one memory if heads fill their cells.
   struct Both {
     Heads plain, cells;
+    // Begins with head `first` of all members' in plain rows.
+    void own(int64_t first) {
+      const bool one = cells.rows == plain.rows;
+      plain.rows += first * plain.dim;
+      if (one) cells.rows = plain.rows;
+    }
   };
 
-  static Both take(float*& at, int64_t n_rows, int64_t n_heads, int64_t dim, CacheType type) {
+  // all: heads of plain rows, those of other members too; 0: no others.
+  static Both take(float*& at, int64_t n_rows, int64_t n_heads, int64_t dim, CacheType type,
+                   int64_t all = 0) {
     const auto next = [&](int64_t stride, int64_t of) {
       const Heads heads = {at, stride, of};
       at += n_rows * stride;
       return heads;
     };
-    const Heads plain = next(padded(n_heads * dim), dim);
+    const Heads plain = next(padded(std::max(n_heads, all) * dim), dim);
     const int64_t in_cells = cell_dim(dim, type);
     return {plain, in_cells == dim ? plain : next(n_heads * in_cells, in_cells)};
   }

@@ -7,6 +7,7 @@
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -17,11 +18,15 @@ constexpr int64_t kRowsAtOnce = 48;
 
 class FullAttention final : public Block, private AttentionWeights {
  public:
-  FullAttention(const BlockSpec& spec, BlockContext& c) : AttentionWeights(spec, c) {}
+  FullAttention(const BlockSpec& spec, BlockContext& c) : AttentionWeights(spec, c) {
+    if (!c.stage.member.alone() && norms_all_ && (q_norm_ || k_norm_))
+      throw UnsupportedError(
+          "attention to whole texts: members cannot share norms of all heads; use stages of one");
+  }
 
   ScratchNeeds needs(CacheType) const override {
     return {.floats_per_row =
-                padded(q_dim()) + 2 * padded(k_dim()) + padded(v_dim()) + padded(mixed_dim()),
+                padded(own_q()) + 2 * padded(own_k()) + padded(own_v()) + padded(mixed_dim()),
             .act_blocks_per_row = act_blocks(std::max(n_embd_, mixed_dim())),
             .panel_cols = std::max(n_embd_, mixed_dim())};
   }
@@ -31,14 +36,15 @@ class FullAttention final : public Block, private AttentionWeights {
     // Texts begin at keys of their own sixteen, so these may take more rows than the step has; a
     // batch is chosen so that they fit (TextEncoder).
     float* keys = at;
-    at += s.n_keys * k_dim();
+    at += s.n_keys * own_k();
     const auto take = [&](int64_t n, int64_t dim) {
       const Heads heads = {at, padded(n), dim};
       at += s.n_rows * heads.stride;
       return heads;
     };
-    const Heads q = take(q_dim(), head_dim_), k = take(k_dim(), head_dim_),
-                v = take(v_dim(), value_dim_), mixed = take(mixed_dim(), value_dim_);
+    const Heads q = take(own_q(), head_dim_), k = take(own_k(), head_dim_),
+                v = take(own_v(), value_dim_), all_mixed = take(mixed_dim(), value_dim_),
+                mixed = {all_mixed.at(0, own_q_.begin), all_mixed.stride, value_dim_};
     const std::array products = {Product{q_, q.rows, q.stride}, Product{k_, k.rows, k.stride},
                                  Product{v_, v.rows, v.stride}};
     multiply(s, team, products, all_rows(s, s.registers[in_], s.stride));
@@ -48,9 +54,9 @@ class FullAttention final : public Block, private AttentionWeights {
                     for_pieces(s.texts, kTextKeys, begin, end,
                                [&](const TextRows& text, int64_t first, int64_t last) {
                                  prepare(s, text.first + first, text.first + last, q, k, v);
-                                 float* to = keys + (text.first_keys * kTextKeys + first) * k_dim();
+                                 float* to = keys + (text.first_keys * kTextKeys + first) * own_k();
                                  s.kernels.store_text_keys(k.at(text.first + first, 0), k.stride,
-                                                           last - first, k_dim(), to);
+                                                           last - first, own_k(), to);
                                });
                   });
     team.for_each(n_pieces(s.texts, kRowsAtOnce) * n_heads_, 1, [&](int64_t begin, int64_t end) {
@@ -61,11 +67,19 @@ class FullAttention final : public Block, private AttentionWeights {
                                            i % n_heads_);
                    });
     });
-    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_,
-             all_rows(s, mixed.rows, mixed.stride));
+    gather(s, team, all_mixed.rows, all_mixed.stride, mixed_);
+    float* out = s.product_output(out_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
+             all_rows(s, all_mixed.rows, all_mixed.stride));
+    gather(s, team, out, s.stride, embd_);
   }
 
  private:
+  // Of this member's heads.
+  int64_t own_q() const { return n_heads_ * head_dim_; }
+  int64_t own_k() const { return n_kv_heads_ * head_dim_; }
+  int64_t own_v() const { return n_kv_heads_ * value_dim_; }
+
   void prepare(const Step& s, int64_t begin, int64_t end, const Heads& q, const Heads& k,
                const Heads& v) const {
     for (int64_t r = begin; r < end; ++r) {
@@ -75,7 +89,7 @@ class FullAttention final : public Block, private AttentionWeights {
       }
       turn(s, r, q, 0, n_heads_, q_bias_, q_norm_);
       turn(s, r, k, 0, n_kv_heads_, k_bias_, k_norm_);
-      if (v_bias_) s.kernels.add(v.at(r, 0), v_bias_, v_dim());
+      if (v_bias_) s.kernels.add(v.at(r, 0), v_bias_, own_v());
     }
   }
 
@@ -83,7 +97,7 @@ class FullAttention final : public Block, private AttentionWeights {
                    const Heads& mixed) const {
     return {.q = q.at(text.first, 0),
             .q_stride = q.stride,
-            .k = keys + text.first_keys * kTextKeys * k_dim(),
+            .k = keys + text.first_keys * kTextKeys * own_k(),
             .v = v.at(text.first, 0),
             .v_stride = v.stride,
             .out = mixed.at(text.first, 0),
