@@ -276,8 +276,7 @@ class TextEncoder:
         tables: Stage | None = None,
         link: Link | None = None,
     ) -> None:
-        """tables: the stage that embeds tokens, where `stage` has no embedding. link: to the other
-        members, where several share both; they make the same calls."""
+        """tables: the stage that embeds tokens, where `stage` does not. link: to other members."""
     @staticmethod
     def nbytes(stage: Stage, n_batch: int) -> int:
         """What an encoder of this size allocates."""

@@ -31,7 +31,7 @@ from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.offload import OpenDevice, no_device
 from pyflow.errors import PyflowError
 from pyflow.generate import AnyModel, Options
-from pyflow.generate.any_model import Run, check_fits
+from pyflow.generate.any_model import Run, asked_languages, check_fits
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -152,8 +152,15 @@ class PipelinedModel(AnyModel, Closing):
         if wrong := next((name for name in _FIXED if options.get(name) is not None), None):
             raise PyflowError(f"{wrong}: a pipeline has its own since it was made; leave it out")
         check_sampling(options.get("sampling", self.defaults.sampling))
+        start = asked_languages(self, options).beginning(self.spec, self.defaults)
         for length in lengths:
-            check_fits(length, self.n_ctx, self.spec.n_ctx_train)
+            if start is None:
+                check_fits(length, self.n_ctx, self.spec.n_ctx_train)
+            elif length > self.n_ctx:
+                raise PyflowError(
+                    f"the source has {length:,} tokens, the stages hold {self.n_ctx:,}; shorten "
+                    "it, or take a larger context (-c, n_ctx)"
+                )
         return Run(self.runner, [self.n_ctx] * len(lengths))
 
     def conversation(

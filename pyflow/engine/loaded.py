@@ -195,7 +195,7 @@ class LoadedModel(ModelFiles, Closing):
         self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as, offload=offload)
         encoder = source_stage(self.checkpoint, self.spec, self._pool, load=True)
         if encoder is not None:
-            self._sources = SourceEncoder(encoder, self._stage)
+            self._sources = SourceEncoder(self.spec, encoder, self._stage)
         if self._given_adapters:
             self.adapters = Adapters(self._stage, self._description, self._given_adapters)
 

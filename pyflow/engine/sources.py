@@ -20,14 +20,26 @@ N_BATCH = 512
 
 
 def source_stage(
-    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, *, load: bool
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    pool: _core.ThreadPool,
+    *,
+    load: bool,
+    member: tuple[int, int] = (0, 1),
+    speeds: Sequence[int] = (),
 ) -> _core.Stage | None:
     """The encoder beside a decoder, by the same threads; None if the model has none. Without `load`
-    it has no weights, to plan memory."""
+    it has no weights, to plan memory. member, speeds: as for `_core.Stage`."""
     if spec.source is None:
         return None
     return _core.Stage(
-        checkpoint.native, spec.source_stage(), pool, load=load, pack_as=checkpoint.pack_as
+        checkpoint.native,
+        spec.source_stage(),
+        pool,
+        load=load,
+        pack_as=checkpoint.pack_as,
+        member=member,
+        speeds=speeds,
     )
 
 
@@ -64,9 +76,11 @@ class EncoderScratch:
         stage: _core.Stage,
         files: Sequence[_core.DenseFile] = (),
         tables: _core.Stage | None = None,
+        link: _core.Link | None = None,
     ) -> None:
-        """name: what errors call it. files, tables: as `_core.TextEncoder` takes them."""
+        """name: what errors call it. files, tables, link: as `_core.TextEncoder` takes them."""
         self._name, self._stage, self._files, self._tables = name, stage, [*files], tables
+        self._link = link
         self._idle: list[_core.TextEncoder] = []
 
     @contextmanager
@@ -85,7 +99,8 @@ class EncoderScratch:
                     f"{self._name}: a text of {longest:,} tokens needs {need:,} bytes, "
                     f"{free:,} are available; close other programs, or shorten the text"
                 )
-            found = _core.TextEncoder(self._stage, n_batch, self._files, self._tables)
+            more = self._files, self._tables, self._link
+            found = _core.TextEncoder(self._stage, n_batch, *more)
         yield found
         if n_batch == N_BATCH:
             self._idle.append(found)
@@ -99,10 +114,19 @@ class EncoderScratch:
 class SourceEncoder:
     """Reads sources. Safe to share between threads: each call takes scratch memory of its own."""
 
-    def __init__(self, stage: _core.Stage, tables: _core.Stage) -> None:
-        """tables: the decoder, which embeds tokens unless the encoder has an embedding."""
-        has_embedding, _ = stage.host_tables
-        self._scratch = EncoderScratch("source", stage, tables=None if has_embedding else tables)
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stage: _core.Stage,
+        decoder: _core.Stage,
+        link: _core.Link | None = None,
+    ) -> None:
+        """decoder: it embeds tokens unless the encoder has an embedding. link: as for
+        `_core.TextEncoder`."""
+        has_own = spec.source is not None and spec.source.embedding is not None
+        self._scratch = EncoderScratch(
+            "source", stage, tables=None if has_own else decoder, link=link
+        )
 
     def states(self, sources: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
         """The last layer's rows of each source, (n, n_embd), as if it were alone."""

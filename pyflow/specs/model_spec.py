@@ -13,6 +13,7 @@ from pyflow.errors import ShapeError, UnsupportedError
 from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.shortconv import Shortconv
+from pyflow.specs.blocks.ssru import Ssru
 from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.parts import NormType, Ref, Rope, TensorRef, tensors_of
 
@@ -159,8 +160,9 @@ class ModelSpec:
 
     @property
     def window(self) -> int | None:
-        """The shortest window of a layer, of convolutions too; None if all see the whole text."""
-        kinds = (Attention, Shortconv)
+        """The shortest window of a layer, of convolutions and recurrent units too; None if all see
+        the whole text."""
+        kinds = (Attention, Shortconv, Ssru)
         windows = (block.window for block in self.blocks() if isinstance(block, kinds))
         return min((window for window in windows if window), default=None)
 

@@ -73,9 +73,7 @@ def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     if not 0 <= options.p_split <= 1:
         raise PyflowError(f"p_split: expected 0 to 1, found {options.p_split!r}")
     if model.spec.source and (options.draft_models or options.trained not in (None, "found")):
-        raise UnsupportedError(
-            f"{model.name}: drafts by other networks do not see its source; use lookup, which does"
-        )
+        raise UnsupportedError(unseen_source(model))
     for draft, _ in options.draft_models:
         if draft is not model:
             draft_model.check_vocabulary(model, draft)
@@ -83,6 +81,11 @@ def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     return Speculator(
         methods, policy=options.policy, n_max=options.n_max or n_max, fixed=options.fixed
     )
+
+
+def unseen_source(model: ModelFiles) -> str:
+    """What to say where a network is asked to draft for a model that reads a source."""
+    return f"{model.name}: drafts by other networks do not see its source; use lookup, which does"
 
 
 def made(model: ModelFiles, options: Speculation) -> Made:

@@ -57,6 +57,10 @@ class Ssru final : public Block {
     gather(s, team, out, s.stride, shares_);
   }
 
+  std::vector<int64_t> rounds(const KernelTable&, Regime) const override {
+    return {wire_nbytes(Form::F32, shares_)};
+  }
+
  private:
   // n dims of a row. Rows come in an order in which each follows the one before its position.
   void step(const Step& s, int64_t row, int64_t at, int64_t n, float* gate, const float* value,

@@ -29,6 +29,7 @@ from pyflow.cli.options.speculation import (
 from pyflow.cluster.run.strategy import named
 from pyflow.cluster.supervise.lifeline import of_process
 from pyflow.errors import UnsupportedError
+from pyflow.speculate.methods import METHODS, unseen_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,8 +121,9 @@ class PipelineRun:
             files = ModelFiles(name or default_model(), quantize=quantize, overrides=overrides)
         if files.spec.is_encoder:
             raise UnsupportedError(encoder_writes_nothing(files.spec))
-        if files.spec.source:
-            raise UnsupportedError(f"{files.name}: models that read a source run in one process")
+        drafts = self.speculation.drafts
+        if files.spec.source and (drafts.draft_models or drafts.trained or self._by_trained):
+            raise UnsupportedError(unseen_source(files))
         most = files.spec.n_ctx_train
         n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(files)
@@ -155,6 +157,12 @@ class PipelineRun:
         if layout == "auto":
             return layout
         return None if self.n_members == 1 else layout
+
+    @property
+    def _by_trained(self) -> bool:
+        """Whether the method needs a trained speculator."""
+        method = METHODS.get(self.speculation.method)
+        return method is not None and "trained" in method.needs
 
     @property
     def roles(self) -> Roles:

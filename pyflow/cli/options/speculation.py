@@ -252,7 +252,7 @@ def heads_of_pipeline(options: SpeculationOptions, model: ModelFiles) -> Path | 
     from pyflow.speculate.trained import find
 
     method, drafts = options.method, options.drafts
-    if drafts.draft_models or method not in ("auto", *HEADS):
+    if drafts.draft_models or model.spec.source or method not in ("auto", *HEADS):
         return None
     kinds = HEADS if method == "auto" else (method,)
     path = find.heads(model, drafts.trained, kinds, is_wanted=method in HEADS)
@@ -268,7 +268,7 @@ def heads_of_stage(
     from pyflow.speculate.trained import find
 
     method, drafts = options.method, options.drafts
-    if drafts.draft_models or method not in ("auto", *HEADS):
+    if drafts.draft_models or stage.spec.source or method not in ("auto", *HEADS):
         return None
     return find.heads_of_stage(model, stage, drafts.trained, is_wanted=method in HEADS)
 

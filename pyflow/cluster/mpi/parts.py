@@ -36,7 +36,7 @@ def setup_of(spec: ModelSpec, placed: Placement, sizes: Sizes) -> Setup:
     args = context_sizes(spec, sizes)
     filled = args["n_ctx"], args["n_seq_max"], args["n_batch"], args["cache_type"]
     cuts = tuple(accumulate(map(len, placed.layers), initial=0))
-    return Setup(0, cuts, *filled, tuple(placed.groups))
+    return Setup(0, cuts, *filled, tuple(placed.groups), args["n_source"])
 
 
 def group_of_rank(rank: int, setup: Setup) -> Group:
@@ -82,6 +82,7 @@ def make_stage(
         n_seq_max=setup.n_seq_max,
         n_batch=setup.n_batch,
         cache_type=setup.cache_type,
+        n_source=setup.n_source,
         **there,
     )
 

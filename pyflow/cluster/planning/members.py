@@ -104,7 +104,7 @@ def rounds_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -
 
     More members bring together as much, but for those of three and more whose columns are no whole
     blocks of what travels rounded."""
-    layers = spec.stage() | {"embedding": None, "head": None}
+    layers = spec.stage() | {"embedding": None, "head": None, "embedded": True}
     return _core.Stage(
         checkpoint.native, layers, pool, load=False, pack_as=checkpoint.pack_as, member=(0, 2)
     ).rounds()
@@ -112,10 +112,10 @@ def rounds_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -
 
 def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -> Sharing | None:
     """None: members cannot share this model."""
-    if spec.is_encoder or spec.source:
+    if spec.is_encoder:
         return None
     heads = [b.n_heads for layer in spec.layers for b in layer if isinstance(b, Attention | Mla)]
-    only = spec.stage() | {"embedding": None, "head": None}
+    only = spec.stage() | {"embedding": None, "head": None, "embedded": True}
 
     def nbytes(member: tuple[int, int], speeds: tuple[int, ...]) -> int:
         stage = _core.Stage(

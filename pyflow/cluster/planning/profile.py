@@ -25,6 +25,7 @@ from pyflow.cluster.run.stage import Sizes, context_sizes
 from pyflow.cluster.wire.surveys import Profile, RankProfile
 from pyflow.engine.memory import available_nbytes
 from pyflow.engine.offload import StageDevice
+from pyflow.engine.sources import source_bytes, source_stage
 from pyflow.formats import Checkpoint
 from pyflow.specs.model_spec import ModelSpec
 
@@ -37,6 +38,7 @@ N_ROWS = 8
 _NBYTES = 64 << 20
 # Repeats per number of rows, of which the median counts; fewer once they take _MOST_S.
 _REPEATS, _MOST_S = 5, 0.5
+_N_SOURCE = 32  # rows of a source, of models that read one
 _PROBES = 3  # of the read rate, the best of which counts
 # The share of memory kept free for the system, Python and temporary allocations.
 _SPARE = 0.05
@@ -148,9 +150,10 @@ def layer_costs(
     typical = statistics.fmean(stage.token_bytes for stage in stages)
     held = [stage.weight_bytes + kv for stage, (kv, _) in zip(stages, memory, strict=True)]
     held[0] -= embedding
+    encoder = source_bytes(source_stage(checkpoint, spec, pool, load=False))
     costs = LayerCosts(
         tuple(held),
-        embedding_nbytes=embedding,
+        embedding_nbytes=embedding + sum(encoder),  # the first stage has both
         head_nbytes=head,
         row_nbytes=4 * spec.row_width,
         tied_nbytes=embedding + head - both,
@@ -191,8 +194,16 @@ def _ends(
 
 def _times(stage: _core.Stage, spec: ModelSpec, layers: range) -> list[float]:
     """ms of 1, 2, ... rows, made monotonic: noise only makes runs longer."""
-    context = _core.Context(stage, n_ctx=2 * N_ROWS, n_seq_max=1, n_batch=N_ROWS, cache_type="f16")
+    context = _core.Context(
+        stage,
+        n_ctx=2 * N_ROWS,
+        n_seq_max=1,
+        n_batch=N_ROWS,
+        cache_type="f16",
+        n_source=_N_SOURCE if spec.source else 0,
+    )
     random = np.random.default_rng(1)
+    source = random.standard_normal((_N_SOURCE, spec.n_embd)).astype(np.float32)
     rows: NDArray[Any] = random.standard_normal((N_ROWS, spec.row_width)).astype(np.float32)
     if layers.start == 0:
         rows = random.integers(0, spec.n_vocab, N_ROWS).astype(np.int32)
@@ -201,6 +212,8 @@ def _times(stage: _core.Stage, spec: ModelSpec, layers: range) -> list[float]:
     for repeat in range(-1, _REPEATS):
         for n, some in enumerate(samples, start=1):
             at = np.arange(n, dtype=np.int32)
+            if spec.source:
+                context.read_source(0, source)
             begun = time.monotonic()
             context.forward(rows[:n], at, 0, [])
             spent = time.monotonic() - begun

@@ -113,7 +113,7 @@ class LanguageStage:
                 self.n_accepted += len(op.tokens)
             elif isinstance(op, Share):
                 self._share(op)
-            else:
+            elif isinstance(op, Remove):
                 self._remove(op)
         run = frame.run
         if run is None:

@@ -56,6 +56,8 @@ class MethodDrafter:
     def __init__(self, method: Method, n_nodes: int, *, n_ctx: int, n_vocab: int) -> None:
         """n_nodes: of its tree, besides guesses that are on their way. n_ctx: positions of the text
         at most. The method is closed with this."""
+        self.source: Sequence[int] = ()
+        """What the model's encoder has read for the next text."""
         self._method, self._n_nodes = method, n_nodes
         self._n_ctx, self._n_vocab = n_ctx, n_vocab
         self._drafter: Drafter | None = None
@@ -113,7 +115,8 @@ class MethodDrafter:
         if self._drafter is None:
             text = self._text[:n_text]
             self._sampler.accept_all(text)
-            self._drafter = self._method.start(Start(text, self._sampler, n_ctx=self._n_ctx))
+            start = Start(text, self._sampler, n_ctx=self._n_ctx, source=self.source)
+            self._drafter = self._method.start(start)
             self._n_observed = n_text
         if answers is not None and answers.number == self._number:
             self._number += 1

@@ -10,14 +10,14 @@ from typing import Protocol
 
 from pyflow import _core
 from pyflow.batch.runner import Begun, Draw, Outcome, Span
-from pyflow.cluster.run.drafts import PipelineDrafter
+from pyflow.cluster.run.drafts import MethodDrafter, PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
 from pyflow.cluster.run.guesses import MOST_GUESSES, GuessesDrafter
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.supervise.journal import Journal
-from pyflow.cluster.wire.messages import Cut, Drafted, Result
+from pyflow.cluster.wire.messages import Cut, Drafted, Frame, Read, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.engine.origins import cell_names
@@ -128,17 +128,23 @@ class PipelineRunner:
         if not isinstance(strategy, Strategy):
             chooser = strategy
             strategy = chooser.next()
-        reuse = span.reuse and span.key == self._key
+        source = span.source
+        reuse = span.reuse and span.key == self._key and source is None
         held, self._held = self._held if reuse else [], []  # unknown if anything goes wrong
         self._key = span.key
         journal = self._journal if span.replay else None
         committed: Sequence[int] = ()
         if journal is not None:
-            committed = journal.begin(span.tokens, span.sampling, span.noise_stream)
+            read = span.tokens if source is None else [*source, -1, *span.tokens]
+            committed = journal.begin(read, span.sampling, span.noise_stream)
         names = span.cell_names(self._has_prefill)
         first, keep = reusable(held, names, span.n_dropped if self._shifts else 0)
         cut = None if first is None else Cut(first, span.n_dropped)
         keep = self.pipeline.reset(span.sampling, stream=span.noise_stream, keep=keep, cut=cut)
+        if source is not None:
+            self.pipeline.send(Frame(self.pipeline.epoch, 0, (Read(tuple(source)),)))
+        if isinstance(self._drafter, MethodDrafter):
+            self._drafter.source = source or ()
         job = Job(
             prompt=span.tokens,
             drawn=span.drawn if self._has_prefill else (),

@@ -15,8 +15,20 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.cluster.run.meeting import meet
 from pyflow.cluster.run.probes import n_borne_out
+from pyflow.cluster.run.reading import StageSource
 from pyflow.cluster.wire.codec import decode, encode
-from pyflow.cluster.wire.messages import Accept, Begin, Cut, Frame, Op, Remove, Result, Run, Share
+from pyflow.cluster.wire.messages import (
+    Accept,
+    Begin,
+    Cut,
+    Frame,
+    Op,
+    Read,
+    Remove,
+    Result,
+    Run,
+    Share,
+)
 from pyflow.engine.context import DEFAULT_BATCH, CacheType, ContextArgs, context_args
 from pyflow.engine.offload import StageDevice
 from pyflow.errors import CancelledError, ShapeError
@@ -48,12 +60,17 @@ class Sizes(TypedDict, total=False):
     n_seq_max: int
     n_batch: int
     cache_type: CacheType
+    n_source: int | None
 
 
 def context_sizes(spec: ModelSpec, sizes: Sizes) -> ContextArgs:
-    """All arguments of a stage's context; ShapeError for a size out of range."""
+    """All arguments of a stage's context; ShapeError for a size out of range. n_source: of one
+    source, which all sequences see; None is n_ctx, of a model that reads some."""
     defaults: Sizes = {"n_ctx": None, "n_seq_max": 1, "n_batch": DEFAULT_BATCH, "cache_type": "f16"}
-    return context_args(spec, **(defaults | sizes))
+    args = context_args(spec, **(defaults | sizes))
+    if sizes.get("n_source") is None and spec.source:
+        args["n_source"] = args["n_ctx"]
+    return args
 
 
 class ModelStage:
@@ -101,6 +118,14 @@ class ModelStage:
         )
         args = context_sizes(spec, sizes)
         self._native = _core.Context(self.stage, **args, link=link)
+        self._source = StageSource(
+            self,
+            self._native,
+            args["n_seq_max"],
+            is_first=self._is_first,
+            link=link,
+            speeds=speeds if len(set(speeds)) > 1 else (),
+        )
         self._link, self._has_met = link, False
         self._plan = {
             "pyflow": metadata.version("pyflow-llm"),
@@ -191,6 +216,8 @@ class ModelStage:
     def _handle(self, frame: Frame) -> Frame | Result | None:
         for op in frame.ops:
             self._apply(op)
+            if isinstance(op, Read):
+                frame = replace(frame, hidden=self._source.read(op.tokens, frame.hidden))
         run = frame.run
         if run is None:
             return None if self._is_last else frame

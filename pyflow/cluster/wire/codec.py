@@ -41,6 +41,7 @@ from pyflow.cluster.wire.messages import (
     Frame,
     Message,
     Questions,
+    Read,
     Result,
     Run,
     Setup,
@@ -49,7 +50,7 @@ from pyflow.cluster.wire.parts import I32_MAX
 from pyflow.cluster.wire.surveys import Ping
 from pyflow.errors import PyflowError
 
-VERSION = 15  # of the bytes: change it with any field of a message
+VERSION = 16  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"
@@ -218,8 +219,12 @@ def _check(message: Message, n_rows: int, n_columns: int) -> None:
         case Frame(run=run):
             if run is not None:
                 _check_run(run)
-            expected = run.n_rows if run is not None and (n_rows or n_columns) else 0
-            _within("rows of Frame.hidden, as many as of its run", n_rows, expected)
+            read = [len(op.tokens) for op in message.ops if isinstance(op, Read)]
+            _within("sources of a Frame, which comes without a run", len(read), 0, run is None)
+            expected = sum(read) + (0 if run is None else run.n_rows)
+            if not (n_rows or n_columns):
+                expected = 0
+            _within("rows of Frame.hidden, as many as of its run or source", n_rows, expected)
         case Result(draws=draws, guesses=guesses):
             _within("length of Result.probabilities", len(message.probabilities), len(guesses))
             if guesses and not draws:

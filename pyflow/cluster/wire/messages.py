@@ -54,7 +54,13 @@ class Accept(Tagged, frozen=True):
     tokens: _Tokens
 
 
-Op: TypeAlias = Share | Remove | Accept
+class Read(Tagged, frozen=True):
+    """All sequences, which are empty, see this source: the tokens that the encoder reads."""
+
+    tokens: Annotated[tuple[I32, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+Op: TypeAlias = Share | Remove | Accept | Read
 
 
 class Questions(Part, frozen=True):
@@ -128,7 +134,8 @@ class Frame(Tagged, frozen=True):
     """Changes to cells, then perhaps a run; from one stage to the next.
 
     hidden: (n_rows, row_width) f32, the previous stage's output. None from the driver, and if a
-    stage has skipped the run.
+    stage has skipped the run. Behind a Read, which comes without a run, they are the encoder's
+    (len(tokens), n_embd), which the first stage computes.
     """
 
     epoch: U32
@@ -243,6 +250,7 @@ class Setup(Tagged, frozen=True):
     n_batch: Size
     cache_type: CacheType
     groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_ITEMS)] = ()
+    n_source: I32 = 0
 
     @property
     def layers(self) -> list[range]:

@@ -21,6 +21,8 @@ class Ssru(Block):
     forget_bias: Ref | None = None
 
     kind: ClassVar = "ssru"
+    window: ClassVar[int] = 2
+    """Its own position's state, and that of the one before."""
     roles: ClassVar = {"forget": "ssru_forget", "value": "ssru_value"}
 
     @classmethod

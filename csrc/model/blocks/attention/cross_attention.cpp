@@ -65,11 +65,16 @@ class CrossAttention final : public Block, private AttentionWeights {
           copy_heads(mixed.cells, mixed.plain, r, first, last);
       }
     });
-    gather(s, team, all_mixed, mixed.plain.stride, mixed_);
+    const SharedRows in = shared_rows(s, *o_, all_mixed, mixed.plain.stride, mixed_);
+    gather(s, team, in);
     float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
-             all_rows(s, all_mixed, mixed.plain.stride));
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
     gather(s, team, out, s.stride, embd_);
+  }
+
+  std::vector<int64_t> rounds(const KernelTable& kernels, Regime regime) const override {
+    return {wire_nbytes(form_of(kernels, *o_, mixed_, regime), mixed_),
+            wire_nbytes(Form::F32, embd_)};
   }
 
   void read_source(Step& s, Team& team) const override {

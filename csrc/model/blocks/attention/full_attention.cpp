@@ -5,9 +5,8 @@
 #include <array>
 
 #include "model/blocks/attention/attention_weights.h"
-#include "model/blocks/block.h"
+#include "model/blocks/branch.h"
 #include "model/blocks/linear.h"
-#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 // are shared and those of short ones stay whole.
 constexpr int64_t kRowsAtOnce = 48;
 
-class FullAttention final : public Block, private AttentionWeights {
+class FullAttention final : public Branch, private AttentionWeights {
  public:
   FullAttention(const BlockSpec& spec, BlockContext& c) : AttentionWeights(spec, c) {
     if (!c.stage.member.alone() && norms_all_ && (q_norm_ || k_norm_))
@@ -31,7 +30,7 @@ class FullAttention final : public Block, private AttentionWeights {
             .panel_cols = std::max(n_embd_, mixed_dim())};
   }
 
-  void forward(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team) const override {
     float* at = s.temp;
     // Texts begin at keys of their own sixteen, so these may take more rows than the step has; a
     // batch is chosen so that they fit (TextEncoder).
@@ -67,11 +66,19 @@ class FullAttention final : public Block, private AttentionWeights {
                                            i % n_heads_);
                    });
     });
-    gather(s, team, all_mixed.rows, all_mixed.stride, mixed_);
+    return shared_rows(s, *o_, all_mixed.rows, all_mixed.stride, mixed_);
+  }
+
+  float* outer(Step& s, Team& team, const SharedRows& in) const override {
     float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
-             all_rows(s, all_mixed.rows, all_mixed.stride));
-    gather(s, team, out, s.stride, embd_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
+    return out;
+  }
+  const Shares& outputs() const override { return embd_; }
+
+  std::vector<int64_t> inner_rounds(const KernelTable&, Regime) const override { return {}; }
+  int64_t inner_nbytes(const KernelTable& kernels, Regime regime) const override {
+    return wire_nbytes(form_of(kernels, *o_, mixed_, regime), mixed_);
   }
 
  private:

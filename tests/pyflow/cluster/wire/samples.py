@@ -33,6 +33,7 @@ from pyflow.cluster.wire.messages import (
     Message,
     Pulse,
     Questions,
+    Read,
     Remove,
     Result,
     Run,
@@ -62,11 +63,13 @@ SAMPLING = SamplingParams(
     temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
 )
 PROFILED = RankProfile(2, "ålesund", (1.5, 1.75), 2**40, embedding_ms=0.0, head_ms=3.25, run_ms=0.5)
-SHARED = Setup(0, (0, 30, 30), 4096, 9, 128, "f16", (Group((0, 1), (1000, 250)),))
+SHARED = Setup(0, (0, 30, 30), 4096, 9, 128, "f16", (Group((0, 1), (1000, 250)),), 512)
 SAMPLES: dict[str, Message] = {
     "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
     "frame, empty": Frame(0, 0),
+    "frame, reading": Frame(1, 0, (Read((5, 6)),), hidden=HIDDEN),
+    "frame, to be read": Frame(1, 0, (Read((5, 6)),)),
     "frame, asking": Frame(
         1, 42, run=replace(RUN, questions=QUESTIONS), hidden=HIDDEN.reshape(5, 2)
     ),
@@ -149,13 +152,16 @@ def runs(draw: st.DrawFn) -> Run:
 
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
-    run, hidden = draw(st.none() | runs()), None
-    if run is not None and draw(st.booleans()):
-        shape = (run.n_rows, draw(st.integers(1, 7)))
+    run, hidden, ops = draw(st.none() | runs()), None, draw(ALL_OPS)
+    source = draw(tuples_of(I32, least=1)) if run is None and draw(st.booleans()) else ()
+    ops = (*ops, Read(source)) if source else ops
+    n_rows = len(source) if run is None else run.n_rows
+    if n_rows and draw(st.booleans()):
+        shape = (n_rows, draw(st.integers(1, 7)))
         values = st.floats(width=32)  # NaN and infinities too
         hidden = draw(st_numpy.arrays(np.float32, shape, elements=values))
     skipped = draw(st.booleans())
-    return Frame(draw(EPOCHS), draw(NUMBERS), draw(ALL_OPS), run, hidden, skipped)
+    return Frame(draw(EPOCHS), draw(NUMBERS), ops, run, hidden, skipped)
 
 
 @st.composite
@@ -238,6 +244,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
         SIZES,
         st.sampled_from(["f16", "q8_0"]),
         st.lists(GROUPS, max_size=3).map(tuple),
+        I32,
     ),
     Begin: st.builds(
         Begin,
