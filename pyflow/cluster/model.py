@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.closing import Closing
-from pyflow.cluster.mpi.groups import NO_ROLES, Roles
+from pyflow.cluster.mpi.groups import NO_ROLES, Grouped, Roles
 from pyflow.cluster.mpi.handshake import check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Splitter, by_count, placement
 from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
@@ -25,7 +25,7 @@ from pyflow.cluster.run.guesses import heads_of
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser, check_sampling
 from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy
-from pyflow.cluster.run.threads import ThreadPipeline, local_groups, local_stages
+from pyflow.cluster.run.threads import ThreadPipeline, local_groups
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.offload import OpenDevice, no_device
@@ -200,61 +200,56 @@ def in_threads(
     strategy: Strategy | Choose,
     n_stages: int | tuple[int, int] = 2,
     layers: Sequence[range] | Splitter = by_count,
-    n_threads: int = 1,
+    n_threads: int | Sequence[int] = 1,
     drafter: PipelineDrafter | None = None,
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
 ) -> PipelinedModel:
-    """A model in stages of this process, each with n_threads of its own.
+    """A model in stages of this process.
 
-    n_stages: or also how many members share each, with n_threads each. layers: of each stage, or
-    what decides about them.
+    n_stages: or also how many members share each. layers: of each stage, or what decides about
+    them; this may also make groups of the stages, as of ranks, whose members are as fast as it
+    says. n_threads: of each stage and member, or of all, in order.
     """
     n_stages, n_members = n_stages if isinstance(n_stages, tuple) else (n_stages, 1)
-    whole("n_stages", n_stages, 1)
-    whole("n_members", n_members, 1)
+    n_ranks = whole("n_stages", n_stages, 1) * whole("n_members", n_members, 1)
     files = _files_of(model)
+    threads = [n_threads] * n_ranks if isinstance(n_threads, int) else [*n_threads]
+    if len(threads) != n_ranks:
+        raise PyflowError(f"n_threads: expected {n_ranks} numbers, found {len(threads)}")
 
     def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
         own = hello(0, files.checkpoint)
-        hellos = [replace(own, rank=i) for i in range(n_stages)]
+        hellos = [replace(own, rank=i) for i in range(n_ranks)]
 
         def measure() -> Survey:
-            return survey_threads(files.checkpoint, n_stages, n_threads, sizes)
+            return survey_threads(files.checkpoint, threads, sizes)
 
-        found = layers(Ranks(hellos, files.spec, measure)) if callable(layers) else layers
-        ranges = placement(found).layers
+        split: Splitter = layers if callable(layers) else lambda _: placement(layers)
+        if n_members > 1:
+            split = Grouped(split, n_members)
+        placed = placement(split(Ranks(hellos, files.spec, measure)))
+        ranges = placed.layers
         check_ranges(ranges, hellos, files.spec.n_layers)
         sampling = SamplingParams(seed=0)  # until the first job
-        if n_members > 1:
-            groups = local_groups(
-                files.checkpoint,
-                files.spec,
-                layers=ranges,
-                sampling=sampling,
-                n_members=n_members,
-                n_threads=n_threads,
-                heads=heads_of(drafter),
-                **sizes,
-            )
-            followers = [member for group in groups for member in group[1:]]
-            return ThreadPipeline([group[0] for group in groups], followers), ranges
-        stages = local_stages(
+        groups = local_groups(
             files.checkpoint,
             files.spec,
             layers=ranges,
+            groups=placed.groups,
             sampling=sampling,
-            n_threads=n_threads,
+            n_threads=threads,
             heads=heads_of(drafter),
             **sizes,
         )
-        return ThreadPipeline(stages), ranges
+        followers = [member for group in groups for member in group[1:]]
+        return ThreadPipeline([group[0] for group in groups], followers), ranges
 
     return PipelinedModel(
         files,
         connect,
         strategy=strategy,
-        n_threads=n_threads,
+        n_threads=max(threads),
         drafter=drafter,
         n_ctx=n_ctx,
         cache_type=cache_type,

@@ -48,10 +48,12 @@ def group_of(
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A splitter for groups of alike members, which `split` sees as ranks."""
+    """A splitter for groups of so many members, which `split` sees as ranks. speeds: of the members
+    of each, in any unit, to which their rows are in proportion; none: they are alike."""
 
     split: Splitter
     n_members: int
+    speeds: Sequence[int] = ()
 
     def __call__(self, ranks: Ranks) -> Placement:
         n, drafters = len(ranks.hellos), ranks.drafters
@@ -59,11 +61,14 @@ class Grouped:
         leaders = [r for r in range(n) if all_of[r][0] == r]
         own = [i for i, rank in enumerate(leaders) if rank in drafters]
         groups = Ranks([ranks.hellos[r] for r in leaders], ranks.spec, ranks.measure, own)
-        held = dict(zip(leaders, placement(self.split(groups)).layers, strict=True))
+        layers = placement(self.split(groups)).layers
+        if len(layers) != len(leaders):
+            raise PyflowError(f"layers: expected {len(leaders)} ranges, found {len(layers)}")
+        held = dict(zip(leaders, layers, strict=True))
         shared = [all_of[r] for r in leaders if len(all_of[r]) > 1]
         return Placement(
             [held.get(rank, range(0)) for rank in range(n)],
-            [Group(tuple(group), (1,) * len(group)) for group in shared],
+            [Group(tuple(group), tuple(self.speeds) or (1,) * len(group)) for group in shared],
         )
 
 

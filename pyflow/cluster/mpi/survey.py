@@ -46,6 +46,7 @@ from pyflow.engine.offload import OpenDevice, StageDevice, no_device
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
+from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
@@ -219,31 +220,64 @@ class Surveyor:
 
 
 def survey_threads(
-    checkpoint: formats.Checkpoint, n_stages: int, n_threads: int, sizes: Sizes
+    checkpoint: formats.Checkpoint, n_threads: Sequence[int], sizes: Sizes
 ) -> Survey:
-    """Of so many stages of this process, each with n_threads.
+    """Of stages of this process with so many threads each.
 
-    As many measure themselves at once as can compute at once.
+    Those with as many threads are alike. As many measure themselves at once as can compute at once.
     """
-    spec = build_spec(checkpoint)
+    spec, n_stages = build_spec(checkpoint), len(n_threads)
     n_cores, _ = choose_threads(this_machine(), cgroup_cpus())
-    pools = [_core.ThreadPool(n_threads) for _ in range(min(n_stages, max(1, n_cores)))]
-    with ThreadPoolExecutor(len(pools)) as at_once:
+    found = [
+        _typical(checkpoint, spec, n, min(n_threads.count(n), max(1, n_cores // n)), n_stages)
+        for n in sorted(set(n_threads))
+    ]
+    by_threads = dict(zip(sorted(set(n_threads)), found, strict=True))
+    pool = _core.ThreadPool(n_threads[0])
+    costs, n_scratch = layer_costs(checkpoint, spec, pool, sizes)
+    profiles = [structs.replace(by_threads[n].profile, rank=i) for i, n in enumerate(n_threads)]
+    ranks = shared(profiles, n_scratch)
+    link = Link(_queue_s(), _BY_REFERENCE)
+    links = {(i, i + 1): link for i in range(n_stages - 1)}
+    sharing = sharing_of(checkpoint, spec, pool) if n_stages > 1 else None
+    return Survey(
+        ClusterProfile(ranks, links, costs),
+        tuple(by_threads[n].read_bytes_per_s for n in n_threads),
+        sharing=sharing,
+        gathers=_gathers_of_threads(n_stages) if sharing else None,
+    )
+
+
+def _typical(
+    checkpoint: formats.Checkpoint, spec: ModelSpec, n_threads: int, at_once: int, n_stages: int
+) -> Profile:
+    """Of a stage with so many threads, while others compute."""
+    pools = [_core.ThreadPool(n_threads) for _ in range(at_once)]
+    with ThreadPoolExecutor(at_once) as measuring:
         found = list(
-            at_once.map(lambda pool: profile_rank(0, n_stages, checkpoint, spec, pool), pools)
+            measuring.map(lambda pool: profile_rank(0, n_stages, checkpoint, spec, pool), pools)
         )
-    costs, n_scratch = layer_costs(checkpoint, spec, pools[0], sizes)
     times = zip(*(each.profile.layer_ms for each in found), strict=True)
     typical = structs.replace(
         found[0].profile,
         layer_ms=tuple(map(statistics.median, times)),
         head_ms=statistics.median(each.profile.head_ms for each in found),
     )
-    ranks = shared([structs.replace(typical, rank=i) for i in range(n_stages)], n_scratch)
-    link = Link(_queue_s(), _BY_REFERENCE)
-    links = {(i, i + 1): link for i in range(n_stages - 1)}
     read = statistics.median(each.read_bytes_per_s for each in found)
-    return Survey(ClusterProfile(ranks, links, costs), (read,) * n_stages)
+    return structs.replace(found[0], profile=typical, read_bytes_per_s=read)
+
+
+def _gathers_of_threads(n_stages: int) -> Gathers:
+    """Of members in this process, by the rounds of two."""
+
+    def rounds(link: _core.Link) -> list[float]:
+        return [
+            statistics.median(link.time_rounds(nbytes // 2, N_ROUNDS, PAUSE_S)) for nbytes in SIZES
+        ]
+
+    with ThreadPoolExecutor(2) as both:
+        seconds, _ = both.map(rounds, _core.Link.threads(2))
+    return fitted({(i, i + 1): seconds for i in range(n_stages - 1)})
 
 
 def _queue_s() -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -13,6 +13,7 @@ from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.cluster.run.stage import Membership, ModelStage, OpenHeads, Sizes, no_heads
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
+from pyflow.cluster.wire.surveys import Group
 from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import LinkError, PyflowError
 from pyflow.formats import Checkpoint
@@ -81,29 +82,41 @@ def local_groups(
     spec: ModelSpec,
     *,
     layers: Sequence[range],
-    n_members: int,
+    groups: Sequence[Group],
     sampling: SamplingParams,
-    n_threads: int = 1,
+    n_threads: Sequence[int],
     heads: OpenHeads = no_heads,
     **sizes: Unpack[Sizes],
 ) -> list[list[ModelStage]]:
-    """The members that share each stage, a group for each range that is not empty. Each has threads
-    of its own, because members wait for each other. heads: as for `ModelStage`."""
+    """The members that share each stage, for each range that is not empty. layers, n_threads: by
+    rank. groups: of ranks, whose first one has the layers; others are alone. Each has threads of
+    its own, because members wait for each other. heads: as for `ModelStage`."""
+    sharing = {group.ranks[0]: group for group in groups if len(group.ranks) > 1}
+
+    def members(rank: int) -> Iterator[tuple[int, Membership | None]]:
+        group = sharing.get(rank)
+        if group is None:
+            yield rank, None
+            return
+        links = _core.Link.threads(len(group.ranks))
+        for member, link in zip(group.ranks, links, strict=True):
+            yield member, Membership(link, group.speeds)
+
     return [
         [
             ModelStage(
                 checkpoint,
                 spec,
                 layers=held,
-                pool=_core.ThreadPool(n_threads),
+                pool=_core.ThreadPool(n_threads[member]),
                 sampling=sampling,
-                place=Membership(link),
+                place=place,
                 heads=heads,
                 **sizes,
             )
-            for link in _core.Link.threads(n_members)
+            for member, place in members(rank)
         ]
-        for held in layers
+        for rank, held in enumerate(layers)
         if held
     ]
 
@@ -124,7 +137,7 @@ class ThreadPipeline(Closing):
 
     def __init__(self, stages: Sequence[Stage], followers: Sequence[Follower] = ()) -> None:
         """followers: the other members of stages that are members 0."""
-        self._stages = stages
+        self._stages, self._followers = stages, followers
         self._epoch = 0
         self._inbox: _Queue = SimpleQueue()
         self._queues: list[_Queue] = [SimpleQueue() for _ in stages]

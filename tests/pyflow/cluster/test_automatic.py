@@ -217,3 +217,22 @@ def test_texts_are_the_same_while_strategies_change(rigs: Callable[[str], Rig]) 
     assert told[1].startswith("layers 14,0,16, measured in ")
     strategies = [c.pipeline.strategies.most_common(1)[0][0] for c in found if c.pipeline]
     assert strategies[0] == told[0].partition(":")[0]
+
+
+@pytest.mark.model
+def test_a_layout_of_unlike_threads_is_measured(rigs: Callable[[str], Rig]) -> None:
+    rig, told = rigs("smollm2"), list[str]()
+    wish = Automatic(None, None, LOOKUP, told.append, layout=(1, 2))
+    how: Any = {"n_predict": 12, "sampling": SamplingParams(temperature=0.8, seed=5)}
+    with in_threads(
+        rig.model,
+        strategy=wish.strategy,
+        layers=wish.layers,
+        n_stages=2,
+        n_threads=[2, 1],
+        n_ctx=256,
+        drafter=by_lookup(n_ctx=256, n_vocab=rig.model.spec.n_vocab),
+    ) as model:
+        found = model.generate("One two three " * 8, **how)
+    assert found.tokens == rig.model.generate("One two three " * 8, n_ctx=256, **how).tokens
+    assert " of layout 1x2, measured in " in told[1]

@@ -10,10 +10,11 @@ import pytest
 
 from pyflow import ChatSession, PyflowError, SamplingParams
 from pyflow.cluster.model import PipelinedModel, in_threads
-from pyflow.cluster.mpi.layers import given
+from pyflow.cluster.mpi.layers import Placement, Ranks, given
 from pyflow.cluster.run.drafts import MethodDrafter, by_lookup
 from pyflow.cluster.run.strategy import NAMES, named
 from pyflow.cluster.supervise.journal import Journal
+from pyflow.cluster.wire.surveys import Group
 from pyflow.errors import ShapeError
 from pyflow.generate.session import Turn
 from pyflow.speculate.entry import Speculation
@@ -95,6 +96,23 @@ def test_members_of_stages_write_what_one_place_writes(
         how = {"n_predict": 8, "sampling": GREEDY}
         found, one = model.generate(PROMPTS[2], **how), rig.model.generate(PROMPTS[2], **how)
         assert found.tokens == one.tokens
+
+
+def test_members_in_threads_are_as_unlike_as_a_splitter_says(rig: Rig) -> None:
+    def split(_: Ranks) -> Placement:
+        return Placement([range(12), range(0), range(12, 30)], [Group((0, 1), (3, 1))])
+
+    how: Any = {"n_predict": 16, "sampling": SAMPLED}
+    expected = rig.model.generate(PROMPTS[0], **how).tokens
+    with pipelined(rig, "pipeinfer", 3, layers=split, n_threads=[2, 1, 1]) as model:
+        assert model.generate(PROMPTS[0], **how).tokens == expected
+        first, _, follower = (
+            stage.stage.weight_bytes
+            for stage in (*cast(Any, model.pipeline)._stages, *cast(Any, model.pipeline)._followers)
+        )
+        assert first > 2.5 * follower
+    with pytest.raises(PyflowError, match="n_threads: expected 2 numbers, found 3"):
+        pipelined(rig, "iterative", (1, 2), n_threads=[1, 1, 1])
 
 
 @pytest.mark.parametrize("method", ["lookahead", pytest.param("jacobi", marks=pytest.mark.accept)])

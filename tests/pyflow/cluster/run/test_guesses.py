@@ -13,7 +13,8 @@ import pytest
 
 import pyflow
 from pyflow import SamplingParams, _core
-from pyflow.cluster.mpi.layers import even
+from pyflow.cluster.mpi.groups import Grouped
+from pyflow.cluster.mpi.layers import Ranks, by_count, even
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.guesses import GuessesDrafter
 from pyflow.cluster.run.stage import no_heads
@@ -142,11 +143,15 @@ def test_the_last_stage_guesses_as_in_one_place_after_what_it_has_drawn(
 def shared_head(
     model: pyflow.Model, spec: ModelSpec, speculator: Path, n_stages: int, n_members: int
 ) -> Iterator[Head]:
+    hellos: Any = [None] * (n_stages * n_members)
+    ranks = Ranks(hellos, spec, lambda: pytest.fail("nothing is measured"))
+    placed = Grouped(by_count, n_members)(ranks)
     groups = local_groups(
         model.checkpoint,
         spec,
-        layers=even(2, n_stages),
-        n_members=n_members,
+        layers=placed.layers,
+        groups=placed.groups,
+        n_threads=[1] * n_stages * n_members,
         sampling=GREEDY,
         heads=lambda stage: files.load_heads(speculator, stage),
         n_ctx=64,
