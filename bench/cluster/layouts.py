@@ -9,6 +9,7 @@ planner and the scheduler of pyflow do the rest:
     weights of a member  = its part of q, o and the FFN, and k and v of at least one kv head
     round of g members   = latency + (g - 2) more + bytes (g - 1) / g / rate
     bytes of a layer     = 36/32 (q_dim + n_ff) + 4 * 2 n_embd a row, in four rounds
+    bytes of a draw      = 8 + 8 top_k of each member
 
 --out FOLDER also draws the chart of one request over all.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyflow.cluster.planning.layouts import Layout, Shareable
-from pyflow.cluster.planning.members import Gathers, Sharing
+from pyflow.cluster.planning.members import Gathers, Sharing, draw_nbytes
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, evaluate_split
 from pyflow.cluster.wire.surveys import Link, RankProfile
 from pyflow.text import markdown_table
@@ -67,7 +68,7 @@ class Shape:
             return tuple((1 - kv) * s + kv * max(s, 1 / self.n_kv_heads) for s in own)
 
         nbytes = 36 / 32 * (self.n_embd + self.n_ff) + 4.0 * 2 * self.n_embd
-        return Sharing(parts, self.n_heads, 4, nbytes, 4 * self.n_embd, 4 * self.n_vocab)
+        return Sharing(parts, self.n_heads, 4, nbytes, 4 * self.n_embd, draw_nbytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 // The sampler, and what it is told about texts and their tokens.
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "bindings/convert.h"
 #include "sample/sampler.h"
@@ -93,6 +94,24 @@ Pairs distribution(const Sampler& sampler, const FloatArray& logits, const IntAr
   return pairs_of(sampler.distribution(floats(logits), {position, ints(path)}), &Weighted::weight);
 }
 
+std::optional<std::vector<std::pair<int32_t, float>>> deciding(const Sampler& sampler,
+                                                               const FloatArray& logits,
+                                                               std::pair<int64_t, int64_t> part,
+                                                               int64_t position,
+                                                               const IntArray& path) {
+  const auto [first, end] = part;
+  if (first < 0 || first % Logits::kBlock || end < first || end > logits.size())
+    throw ShapeError("sampler: expected a part that begins at a multiple of " +
+                     std::to_string(Logits::kBlock) + ", found " + std::to_string(first) + " to " +
+                     std::to_string(end) + " of " + std::to_string(logits.size()));
+  std::vector<Candidate> found;
+  if (!sampler.deciding(floats(logits), first, end, {position, ints(path)}, found))
+    return std::nullopt;
+  std::vector<std::pair<int32_t, float>> all;
+  for (const Candidate& c : found) all.emplace_back(c.token, c.logit);
+  return all;
+}
+
 void accept_all(Sampler& sampler, const IntArray& tokens, int64_t n_drawn) {
   const auto all = ints(tokens);
   for (size_t i = 0; i < all.size(); ++i)
@@ -142,6 +161,8 @@ void register_sampler(py::module_& m) {
            py::arg("surprises") = std::vector<double>())
       .def("distribution", &distribution, py::arg("logits"),
            py::arg("path") = IntArray(py::ssize_t{0}), py::kw_only(), py::arg("position") = 0)
+      .def("deciding", &deciding, py::arg("logits"), py::arg("part"), py::arg("position"),
+           py::arg("path") = IntArray(py::ssize_t{0}))
       .def_property(
           "stream", [](const Sampler& s) { return s.params().stream; }, &Sampler::set_stream)
       .def_property("mu", &Sampler::mu, &Sampler::set_mu)

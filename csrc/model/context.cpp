@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "core/errors.h"
+#include "model/group/deciding.h"
 
 namespace pyflow {
 namespace {
@@ -343,18 +344,23 @@ void Context::run_here(const StepRows& rows, const Input& input, const Consume& 
     Step s = step(team, rows);
     start(s, team, input);
     for (const Part& part : all) run_blocks(s, team, part);
-    if (!stopped()) head(s, team, input.wanted, consume);
+    if (!stopped()) head(s, team, input, consume);
   });
   if (group_) group_->check();
   if (stopped()) throw CancelledError("stopped");
 }
 
-void Context::head(Step& s, Team& team, std::span<const int32_t> wanted, const Consume& consume) {
+void Context::head(Step& s, Team& team, const Input& input, const Consume& consume) {
+  const std::span<const int32_t> wanted = input.wanted;
   const auto n_vocab = static_cast<size_t>(stage_->spec().n_vocab);
   const auto at_once = static_cast<size_t>(scratch_.head_rows());
   for (size_t i = 0; i < wanted.size(); i += at_once) {
     const auto rows = wanted.subspan(i, std::min(at_once, wanted.size() - i));
     stage_->logits(s, team, rows, scratch_.gathered(), scratch_.logits(), scratch_.head_stride());
+    stage_->gather_logits(s, team,
+                          {scratch_.logits(), scratch_.head_stride(), std::ssize(rows),
+                           stage_->spec().n_vocab, static_cast<int64_t>(i)},
+                          input.deciding);
     if (group_ && group_->failed()) return;
     team.for_each(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j)

@@ -57,6 +57,7 @@ class Context {
     std::span<const int32_t> wanted;   // ascending row indices whose logits are consumed
     int64_t n_prefill = 0;             // rows, the first ones, that are of prompts
     int64_t first_layer = 0, end_layer = kLastLayer;
+    const Deciding* deciding = nullptr;  // of what is wanted; null: all logits are consumed
   };
   // Receives the logits of wanted[i]; called by several threads at once, for different i. May
   // throw.
@@ -135,7 +136,7 @@ class Context {
   void run_here(const StepRows&, const Input&, const Consume&);
   void run_parts(const StepRows&, const Input&, const Consume&);
   void device_head(std::span<const int32_t> wanted, const Consume&);
-  void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
+  void head(Step&, Team&, const Input&, const Consume&);
   bool should_stop();
   bool stopped() const { return group_ ? group_->stopping() : stop_[0] || stop_[1]; }
   // By rank 0 of the team, of the n-th layer of a run.

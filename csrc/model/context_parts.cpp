@@ -110,8 +110,7 @@ void Context::run_parts(const StepRows& rows, const Input& input, const Consume&
     }
     bring(kHost, Where::bit(0));  // for hidden()
     for (const auto& each : devices_) each->finish();
-    if (head_home == kHost)
-      on_host(0, [&](Step& s, Team& team) { head(s, team, input.wanted, consume); });
+    if (head_home == kHost) on_host(0, [&](Step& s, Team& team) { head(s, team, input, consume); });
   } catch (...) {
     for (const auto& each : devices_) each->drain();
     throw;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/errors.h"
+#include "model/group/deciding.h"
 #include "sample/policies/policies.h"
 
 namespace pyflow {
@@ -135,6 +136,18 @@ class Batch {
     }
   }
 
+  // What of the logits look() needs of a member's columns.
+  Deciding deciding() const {
+    int64_t most = 0;
+    for (const Question& question : questions_) {
+      const int64_t n = n_deciding(question);
+      if (n == kAllTokens) return {};
+      most = std::max(most, n);
+    }
+    return {most, [this](int64_t i, std::span<const float> logits, const Share& own,
+                         std::vector<Candidate>& out) { return deciding(i, logits, own, out); }};
+  }
+
   // Decides, and turns what stands into cells.
   void finish() {
     std::vector<kv::Accepted> accepted;
@@ -165,6 +178,43 @@ class Batch {
   int64_t n_prefill = 0;
 
  private:
+  int64_t n_deciding(const Question& question) const {
+    const int64_t n_vocab = context_.stage().spec().n_vocab;
+    if (!question.reports.empty()) return kAllTokens;
+    int64_t n = question.answers.empty() ? 0 : 1;
+    const auto add = [&n](int64_t more) {
+      n = n == kAllTokens || more == kAllTokens ? kAllTokens : n + more;
+    };
+    if (question.draw >= 0)
+      add(entries_[question.entry].sampler->n_deciding(n_vocab, /*whole=*/false));
+    if (question.verified) add(verifiers_[question.entry]->n_deciding(n_vocab));
+    return n;
+  }
+
+  bool deciding(int64_t i, std::span<const float> logits, const Share& own,
+                std::vector<Candidate>& out) const {
+    const Question& question = questions_[static_cast<size_t>(i)];
+    const size_t e = question.entry;
+    if (!question.answers.empty() && own.size() > 0) {
+      const auto part =
+          logits.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
+      const auto found = Logits::part(part, {}, {});
+      if (!found) return false;
+      if (found->max() > kNever) {
+        const auto token = static_cast<int32_t>(own.begin + found->argmax());
+        out.push_back({found->max(), token});
+      }
+    }
+    if (question.draw >= 0) {
+      const Drawing drawing = drawing_of(question);
+      if (!entries_[e].sampler->deciding(logits, own.begin, own.end,
+                                         {drawing.position, drawing.path}, out))
+        return false;
+    }
+    return !question.verified || verifiers_[e]->deciding(static_cast<size_t>(question.row), logits,
+                                                         own.begin, own.end, out);
+  }
+
   void add(size_t e) {
     const Entry& entry = entries_[e];
     if (entry.seq < 0 || entry.seq >= context_.config().n_seq_max)
@@ -232,15 +282,22 @@ class Batch {
     }
   }
 
-  // What plain decoding draws after a token that is a guess.
-  void draw(const Question& question, std::span<const float> logits) {
+  // Where plain decoding draws after a token that is a guess.
+  struct Drawing {
+    int64_t position;
+    std::vector<int32_t> path;
+  };
+  Drawing drawing_of(const Question& question) const {
     const Entry& entry = entries_[question.entry];
     const int64_t i = std::ssize(entry.tokens) - entry.n_draws + question.draw;
     std::vector<int32_t> path = entry.path;
     path.insert(path.end(), entry.tokens.begin(), entry.tokens.begin() + i + 1);
-    const int32_t position = rows[static_cast<size_t>(first_[question.entry] + i)].position;
+    return {rows[static_cast<size_t>(first_[question.entry] + i)].position + 1, std::move(path)};
+  }
+  void draw(const Question& question, std::span<const float> logits) {
+    const Drawing at = drawing_of(question);
     results[question.entry].verdict.drawn[static_cast<size_t>(question.draw)] =
-        entry.sampler->sample(logits, {position + 1, path});
+        entries_[question.entry].sampler->sample(logits, {at.position, at.path});
   }
 
   void decide(size_t e) {
@@ -300,13 +357,15 @@ std::vector<EntryResult> step(Context& context, std::span<const Entry> entries, 
     throw ShapeError("step: one entry of one token can go on from a layer");
   Batch batch(context, entries, resumes);
   if (batch.rows.empty()) return std::move(batch.results);
+  const Deciding deciding = batch.deciding();
   Context::Input input{.tokens = {},
                        .hidden = begun.hidden,
                        .rows = {},
                        .parents = {},
                        .wanted = batch.wanted,
                        .n_prefill = batch.n_prefill,
-                       .first_layer = begun.first_layer};
+                       .first_layer = begun.first_layer,
+                       .deciding = &deciding};
   if (!resumes) {
     input.tokens = batch.tokens;
     input.rows = batch.rows;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "model/blocks/linear.h"
+#include "model/group/deciding.h"
 #include "model/group/group.h"
 #include "model/group/parallel.h"
 
@@ -292,8 +293,14 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
            {gathered, s.stride, n, n_prefill,
             std::span(adapters).first(s.adapters.empty() ? 0 : rows.size())},
            std::cref(finish));
-  const SharedRows all = {logits, stride, n, &vocab_};
-  gather(s, team, std::span(&all, 1));
+}
+
+void Stage::gather_logits(Step& s, Team& team, const LogitRows& rows,
+                          const Deciding* deciding) const {
+  if (!s.group) return;
+  const bool by_parts = deciding && deciding->pays(rows.n_vocab, spec_.member.of);
+  if (by_parts && gather_deciding(s, team, rows, vocab_, *deciding)) return;
+  gather(s, team, SharedRows{rows.rows, rows.stride, rows.n, &vocab_});
 }
 
 void Stage::record_logits(DeviceStep& s, std::span<const int32_t> rows,

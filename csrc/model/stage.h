@@ -17,6 +17,9 @@
 
 namespace pyflow {
 
+struct Deciding;
+struct LogitRows;
+
 // A block in its place.
 struct PlacedBlock {
   std::unique_ptr<Block> block;
@@ -84,10 +87,12 @@ class Stage {
   const std::vector<std::vector<PlacedBlock>>& layers() const { return layers_; }
   // The head's input for a row of x, n_embd floats: x itself if there is no norm.
   void final_norm(const float* x, float* out) const;
-  // logits[i] for the listed rows of x: n_vocab floats each, `stride` apart. `gathered` holds
-  // rows.size() x step.stride floats, for shared rows. Called by every thread.
+  // logits[i] for the listed rows of x: n_vocab floats each, `stride` apart; of a member own columns.
+  // `gathered` holds rows.size() x step.stride floats, for shared rows. Called by every thread.
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
+  // Of a member: brings together all logits of these rows, or what can decide (group/deciding.h).
+  void gather_logits(Step&, Team&, const LogitRows& rows, const Deciding* deciding) const;
 
   // What speculators share with their model: tables of n_vocab rows, null where the stage has none;
   // of a member its rows.

@@ -1,5 +1,6 @@
 #include "sample/logits.h"
 
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -14,7 +15,7 @@ struct BlockSurvey {
 };
 
 // Lanes instead of a single running maximum, which the compiler may not reorder into vectors.
-BlockSurvey survey(const float* x, int64_t n) {
+BlockSurvey survey_block(const float* x, int64_t n) {
   constexpr int64_t kLanes = 16;
   float best[kLanes];
   int32_t broken[kLanes] = {};
@@ -45,24 +46,42 @@ Logits::Logits(std::span<const float> row, std::vector<Candidate> changed, Token
                                                           : changed_.back().token) +
                 " of a bias or of the history is not in the vocabulary of " +
                 std::to_string(size()) + " tokens");
-  block_max_.reserve(static_cast<size_t>((size() + kBlock - 1) / kBlock));
-  for_blocks([](int64_t) { return true; },
-             [&](int64_t begin, const float* x, int64_t n) {
-               const BlockSurvey s = survey(x, n);
-               if (s.broken) {
-                 const float* bad = std::find_if_not(
-                     x, x + n, [](float v) { return v <= std::numeric_limits<float>::max(); });
-                 throw Error("sampler: the logit of token " + std::to_string(begin + (bad - x)) +
-                             " is " + (*bad != *bad ? "NaN" : "infinite") +
-                             ": the model's numbers are broken; try another model file");
-               }
-               block_max_.push_back(s.max);
-               max_ = std::max(max_, s.max);
-             });
+  if (const int64_t bad = survey(); bad >= 0)
+    throw Error("sampler: the logit of token " + std::to_string(bad) + " is " +
+                (std::isnan(at(static_cast<int32_t>(bad))) ? "NaN" : "infinite") +
+                ": the model's numbers are broken; try another model file");
   if (max_ == kNever)
     throw Error("sampler: expected a possible token, found every one of " + std::to_string(size()) +
                 " at minus infinity; relax the logit bias" +
                 (mask_.empty() ? "" : ", the bans or the grammar"));
+}
+
+std::optional<Logits> Logits::part(std::span<const float> row, std::vector<Candidate> changed,
+                                   TokenMask mask) {
+  Logits logits;
+  logits.row_ = row;
+  logits.changed_ = std::move(changed);
+  logits.mask_ = mask;
+  if (logits.survey() >= 0) return std::nullopt;
+  return logits;
+}
+
+int64_t Logits::survey() {
+  int64_t bad = -1;
+  block_max_.reserve(static_cast<size_t>((size() + kBlock - 1) / kBlock));
+  for_blocks([](int64_t) { return true; },
+             [&](int64_t begin, const float* x, int64_t n) {
+               const BlockSurvey s = survey_block(x, n);
+               if (s.broken && bad < 0)
+                 bad = begin + (std::find_if_not(x, x + n,
+                                                 [](float v) {
+                                                   return v <= std::numeric_limits<float>::max();
+                                                 }) -
+                                x);
+               block_max_.push_back(s.max);
+               max_ = std::max(max_, s.max);
+             });
+  return bad;
 }
 
 float Logits::at(int32_t token) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,6 +39,10 @@ class Logits {
   // `changed` holds new values, ascending in token, no token twice. Throws Error where a logit is
   // NaN or +inf, where none is above -inf, and where a changed token is outside the row.
   Logits(std::span<const float> row, std::vector<Candidate> changed, TokenMask mask = {});
+  // Of a part of a row, in which no token may be possible: max() is -inf then. None where a logit is
+  // NaN or +inf.
+  static std::optional<Logits> part(std::span<const float> row, std::vector<Candidate> changed,
+                                    TokenMask mask);
 
   int64_t size() const { return static_cast<int64_t>(row_.size()); }
   // Nothing is changed or forbidden.
@@ -88,6 +93,10 @@ class Logits {
   float block_max(int64_t block) const { return block_max_[static_cast<size_t>(block)]; }
 
  private:
+  Logits() = default;
+  // Finds the maxima of blocks. Returns the first token whose logit is NaN or +inf; -1: none is.
+  int64_t survey();
+
   bool allows(int64_t token) const {
     const auto word = static_cast<size_t>(token / 32);
     return word < mask_.size() && (mask_[word] >> (token % 32) & 1);

@@ -35,16 +35,19 @@ class Race {
 };
 
 // All tokens take part. A whole vocabulary of logarithms would take milliseconds, so the likeliest
-// goes first and most others are dismissed by an upper bound of their noise.
-int32_t draw_from_all(const Logits& logits, const Noise& noise, double temperature) {
+// goes first and most others are dismissed by an upper bound of their noise. first: the token that is
+// the first one here.
+int32_t draw_from_all(const Logits& logits, const Noise& noise, double temperature,
+                      int64_t first = 0) {
   Race race(temperature);
-  const int32_t likeliest = logits.argmax();
+  const auto likeliest = static_cast<int32_t>(first + logits.argmax());
   race.enter(likeliest, logits.max(), noise.gumbel(likeliest));
   logits.for_blocks(
       [&](int64_t b) {
         return logits.block_max(b) > kNever && race.reachable(logits.block_max(b), Noise::kMost);
       },
-      [&](int64_t begin, const float* x, int64_t n) {
+      [&](int64_t block, const float* x, int64_t n) {
+        const int64_t begin = first + block;
         static_assert(Logits::kBlock % 2 == 0, "a pair of tokens shares its random bits");
         for (int64_t i = 0; i < n; i += 2) {
           const auto bits = noise.bits(static_cast<uint32_t>((begin + i) / 2));
@@ -83,6 +86,9 @@ Distribution softmax(std::span<const Candidate> kept, float max, double temperat
   for (Weighted& w : distribution) w.weight /= sum;
   return distribution;
 }
+
+// By min-p alone few tokens stay; if more do, all are needed.
+constexpr int64_t kMostByMinP = 256;
 
 int32_t likeliest_of(const std::vector<Candidate>& kept) {
   return std::min_element(kept.begin(), kept.end())->token;
@@ -160,7 +166,7 @@ Distribution Sampler::distribution(std::span<const float> row, const Place& plac
   std::vector<uint32_t> allowed;
   const Logits logits = changed(row, place, allowed);
   if (params_.temperature == 0 || is_fsd(place)) return {{draw(logits, place).token, 1.0}};
-  if (is_plain_ && takes_all(logits))
+  if (is_plain_ && takes_all(row.size()))
     return softmax(logits.at_least(kNever), logits.max(), params_.temperature);
   const Pool pool = this->pool(logits, place);
   if (pool.temperature == 0) return {{likeliest_of(pool.kept), 1.0}};
@@ -178,7 +184,7 @@ Guesses Sampler::guess(std::span<const float> row, const Place& place, int n,
   Pool pool{{}, greedy ? 1.0 : params_.temperature, 0.0};
   if (by_fsd)
     pool.kept = stages::fsd(logits, text(place.path), params_);
-  else if (greedy || (is_plain_ && takes_all(logits)))
+  else if (greedy || (is_plain_ && takes_all(row.size())))
     pool.kept = logits.top(static_cast<int64_t>(most));
   else
     pool = this->pool(logits, place);
@@ -222,14 +228,67 @@ Logits Sampler::changed(std::span<const float> row, const Place& place,
                         std::vector<uint32_t>& allowed) const {
   require(!row.empty(), "logits", "at least one", row.size());
   const TextView before = text(place.path);
-  TokenMask mask = place.mask;
-  if (params_.banned_strings) {
-    allowed.assign((row.size() + 31) / 32, mask.empty() ? ~uint32_t{0} : 0);
-    std::copy_n(mask.begin(), std::min(mask.size(), allowed.size()), allowed.begin());
-    params_.banned_strings->forbid(before, allowed);
-    mask = allowed;
+  return {row, changes(row, before), mask(before, place, row.size(), allowed)};
+}
+
+TokenMask Sampler::mask(const TextView& before, const Place& place, size_t n,
+                        std::vector<uint32_t>& allowed) const {
+  const TokenMask mask = place.mask;
+  if (!params_.banned_strings) return mask;
+  allowed.assign((n + 31) / 32, mask.empty() ? ~uint32_t{0} : 0);
+  std::copy_n(mask.begin(), std::min(mask.size(), allowed.size()), allowed.begin());
+  params_.banned_strings->forbid(before, allowed);
+  return allowed;
+}
+
+int64_t Sampler::n_deciding(int64_t n_vocab, bool whole) const {
+  const SamplerParams& p = params_;
+  if (p.n_logprobs > 0 || p.fsd != 0 || needs_surprises()) return kAllTokens;
+  if (p.temperature == 0) return 1;
+  if (p.top_n_sigma > 0) return kAllTokens;
+  if (p.top_k > 0 && p.top_k < n_vocab) return p.top_k;
+  if (!is_plain_ || p.top_p < 1) return kAllTokens;  // shares of the weight of all tokens
+  if (p.min_p > 0) return kMostByMinP;
+  return whole ? kAllTokens : 1;
+}
+
+bool Sampler::deciding(std::span<const float> row, int64_t first, int64_t end, const Place& place,
+                       std::vector<Candidate>& out) const {
+  const int64_t most = n_deciding(std::ssize(row), false);
+  if (most == kAllTokens) return false;
+  if (first >= end) return true;
+  const TextView before = text(place.path);
+  std::vector<uint32_t> allowed;
+  TokenMask mask = this->mask(before, place, row.size(), allowed);
+  if (!mask.empty()) {
+    const auto word = static_cast<size_t>(first / 32);
+    if (word >= mask.size()) return true;
+    mask = mask.subspan(word);
   }
-  return {row, changes(row, before), mask};
+  std::vector<Candidate> changed;
+  for (const Candidate& c : changes(row, before))
+    if (c.token >= first && c.token < end)
+      changed.push_back({c.logit, static_cast<int32_t>(c.token - first)});
+  const auto logits = Logits::part(
+      row.subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)), changed, mask);
+  if (!logits) return false;
+  if (logits->max() == kNever) return true;
+  const auto add = [&](int64_t token) {
+    out.push_back({row[static_cast<size_t>(token)], static_cast<int32_t>(token)});
+  };
+  if (params_.temperature > 0 && is_plain_ && takes_all(row.size())) {
+    const Noise noise(params_.seed, params_.stream, place.position);
+    add(draw_from_all(*logits, noise, params_.temperature, first));
+    return true;
+  }
+  // Of min-p alone: no less likely than it lets tokens be beside the likeliest here.
+  const bool by_min_p = most == kMostByMinP && params_.temperature > 0 &&
+                        !(params_.top_k > 0 && params_.top_k < std::ssize(row));
+  const std::vector<Candidate> found =
+      by_min_p ? stages::likeliest(*logits, params_) : logits->top(most);
+  if (std::ssize(found) > most) return false;
+  for (const Candidate& c : found) add(first + c.token);
+  return true;
 }
 
 std::vector<Candidate> Sampler::changes(std::span<const float> row, const TextView& text) const {
@@ -264,8 +323,8 @@ std::vector<Candidate> Sampler::changes(std::span<const float> row, const TextVi
   return out;
 }
 
-bool Sampler::takes_all(const Logits& logits) const {
-  const bool top_k_off = params_.top_k == 0 || params_.top_k >= logits.size();
+bool Sampler::takes_all(size_t n_vocab) const {
+  const bool top_k_off = params_.top_k == 0 || params_.top_k >= static_cast<int64_t>(n_vocab);
   return top_k_off && params_.top_p == 1.0f && params_.min_p == 0.0f;
 }
 
@@ -282,7 +341,7 @@ Sampled Sampler::draw(const Logits& logits, const Place& place) const {
     out.token = stages::fsd(logits, text(place.path), params_).front().token;
   } else if (params_.temperature == 0) {
     out.token = logits.argmax();
-  } else if (is_plain_ && takes_all(logits)) {
+  } else if (is_plain_ && takes_all(static_cast<size_t>(logits.size()))) {
     out.token = draw_from_all(logits, noise, params_.temperature);
   } else {
     const Pool pool = this->pool(logits, place);

@@ -60,6 +60,8 @@ struct Place {
   std::span<const double> surprises = {};
 };
 
+inline constexpr int64_t kAllTokens = -1;
+
 class Sampler {
  public:
   // Throws Error for a parameter out of its range.
@@ -68,6 +70,15 @@ class Sampler {
   // Draws a token. Throws Error for broken logits. Several threads may call it at once, but not
   // during accept().
   Sampled sample(std::span<const float> logits, const Place& place) const;
+
+  // When several places have parts of a row: how many tokens of a part can decide what sample()
+  // draws, or with `whole` what distribution() says, at most; kAllTokens: all.
+  int64_t n_deciding(int64_t n_vocab, bool whole) const;
+  // Adds those of row[first, end), as the row has them; a row with these of all parts, and -inf
+  // elsewhere, gives the same results. `first` is a multiple of Logits::kBlock, and nothing else of
+  // the row counts. False: all tokens are needed after all.
+  bool deciding(std::span<const float> row, int64_t first, int64_t end, const Place& place,
+                std::vector<Candidate>& out) const;
 
   // The distribution that sample() draws from: at temperature 0 and for FSD a single token. Throws
   // Error for broken logits.
@@ -110,8 +121,11 @@ class Sampler {
     double log_sum;  // with mirostat
   };
 
-  bool takes_all(const Logits& logits) const;
+  bool takes_all(size_t n_vocab) const;
   TextView text(std::span<const int32_t> path) const;
+  // What may be drawn of n tokens; `allowed`: memory for that.
+  TokenMask mask(const TextView& before, const Place& place, size_t n,
+                 std::vector<uint32_t>& allowed) const;
   Logits changed(std::span<const float> row, const Place& place,
                  std::vector<uint32_t>& allowed) const;
   std::vector<Candidate> changes(std::span<const float> row, const TextView& text) const;

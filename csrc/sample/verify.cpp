@@ -27,6 +27,11 @@ class Rows {
               std::span<const double> surprises = {}) const {
     return {position_ + static_cast<int64_t>(path.size()) + 1, path, masks_.row(row), surprises};
   }
+  bool deciding(size_t row, std::span<const float> logits, int64_t first, int64_t end,
+                std::vector<Candidate>& out) const {
+    const std::vector<int32_t> path = tree_.path(row);
+    return sampler_.deciding(logits, first, end, place(row, path), out);
+  }
   void keep(size_t row, std::span<const float> logits) {
     logits_[row].assign(logits.begin(), logits.end());
   }
@@ -46,6 +51,14 @@ class Rows {
 class Exact final : public Verifier {
  public:
   explicit Exact(Rows rows) : rows_(std::move(rows)), drawn_(rows_.tree().n_rows()) {}
+
+  int64_t n_deciding(int64_t n_vocab) const override {
+    return rows_.sampler().n_deciding(n_vocab, /*whole=*/false);
+  }
+  bool deciding(size_t row, std::span<const float> logits, int64_t first, int64_t end,
+                std::vector<Candidate>& out) const override {
+    return rows_.deciding(row, logits, first, end, out);
+  }
 
   void look(size_t row, std::span<const float> logits) override {
     if (rows_.sampler().needs_surprises()) return rows_.keep(row, logits);
@@ -86,6 +99,14 @@ class ByDistribution final : public Verifier {
         rows_(std::move(rows)),
         target_(rows_.tree().n_rows()),
         surprises_(rows_.tree().n_rows()) {}
+
+  int64_t n_deciding(int64_t n_vocab) const override {
+    return rows_.sampler().n_deciding(n_vocab, /*whole=*/true);
+  }
+  bool deciding(size_t row, std::span<const float> logits, int64_t first, int64_t end,
+                std::vector<Candidate>& out) const override {
+    return rows_.deciding(row, logits, first, end, out);
+  }
 
   void look(size_t row, std::span<const float> logits) override {
     const Sampler& sampler = rows_.sampler();

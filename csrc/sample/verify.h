@@ -29,6 +29,10 @@ struct Verdict {
 class Verifier {
  public:
   virtual ~Verifier() = default;
+  // As Sampler's, of the logits of a row that is looked at.
+  virtual int64_t n_deciding(int64_t n_vocab) const = 0;
+  virtual bool deciding(size_t row, std::span<const float> logits, int64_t first, int64_t end,
+                        std::vector<Candidate>& out) const = 0;
   // Called once for every row; by several threads at once, for different rows.
   virtual void look(size_t row, std::span<const float> logits) = 0;
   // Called once, after all rows.

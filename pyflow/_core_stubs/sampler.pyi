@@ -107,6 +107,18 @@ class Sampler:
 
         surprises: with mirostat, those of the path.
         """
+    def deciding(
+        self,
+        logits: NDArray[np.float32],
+        part: tuple[int, int],
+        position: int,
+        path: Sequence[int] | NDArray[np.int32] = ...,
+    ) -> list[tuple[int, float]] | None:
+        """Tokens [first, end) of the row that can decide `sample`, and their logits.
+
+        A row of these of all parts, elsewhere -inf, gives the same token. None: all logits are
+        needed, since the sampler sums them up or one is broken. Parts begin at multiples of 128.
+        """
     def distribution(
         self,
         logits: ArrayLike,

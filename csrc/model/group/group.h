@@ -3,6 +3,7 @@
 // are those of one member.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,8 +44,23 @@ class Group {
   // By rank 0 of the team: rows of n floats that have one owner each.
   void gather_rows(float* rows, int64_t stride, int64_t n, std::span<const int64_t> owners);
 
- private:
+  // A round of as many bytes of each member, which they write to piece(number()) before, and find in
+  // piece(member) after it. False: it has failed.
+  void lay_out_pieces(size_t nbytes) {
+    std::ranges::fill(nbytes_, nbytes);
+    lay_out();
+  }
+  bool exchange_pieces() {
+    if (!failed()) exchange();
+    return !failed();
+  }
+  uint8_t* piece(size_t member) { return at(member); }
   size_t number() const { return static_cast<size_t>(link_->number()); }
+  // What rank 0 found in the pieces, for the others.
+  void set_enough(bool enough) { enough_ = enough; }
+  bool enough() const { return enough_; }
+
+ private:
   // Room for nbytes_[m] of each member, from at(m) on.
   void lay_out();
   uint8_t* at(size_t member) { return memory_.data() + starts_[member]; }
@@ -59,7 +75,7 @@ class Group {
   void unpack(std::span<const SharedRows> all, int64_t begin, int64_t end);
 
   std::shared_ptr<Link> link_;
-  bool asked_ = false, stopping_ = false;
+  bool asked_ = false, stopping_ = false, enough_ = false;
   std::string failure_;
   std::vector<uint8_t> memory_;
   std::vector<size_t> nbytes_, starts_;  // by member

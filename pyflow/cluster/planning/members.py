@@ -17,6 +17,7 @@ from pyflow import _core
 from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.wire.surveys import Group, Link, RankProfile
 from pyflow.formats import Checkpoint
+from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.mla import Mla
 from pyflow.specs.model_spec import ModelSpec
@@ -71,8 +72,8 @@ class Sharing:
 
     parts: by the members' speeds, the part of a layer's weights that each has: all together have
     more than one layer where kv heads are fewer than members. most: members that each get a head.
-    n_rounds, layer_nbytes: of a layer, the latter for each row. row_nbytes, logits_nbytes: of a row
-    of the embedding and of the head.
+    n_rounds, layer_nbytes: of a layer, the latter for each row. row_nbytes: of a row of the
+    embedding. draw_nbytes: what each member sends of a row's logits for a draw.
     """
 
     parts: Callable[[tuple[int, ...]], tuple[float, ...]]
@@ -80,7 +81,7 @@ class Sharing:
     n_rounds: float
     layer_nbytes: float
     row_nbytes: int
-    logits_nbytes: int
+    draw_nbytes: int
 
 
 def fitted(seconds: Mapping[tuple[int, ...], Sequence[float]]) -> Gathers:
@@ -108,6 +109,11 @@ def rounds_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -
     return _core.Stage(
         checkpoint.native, layers, pool, load=False, pack_as=checkpoint.pack_as, member=(0, 2)
     ).rounds()
+
+
+def draw_nbytes() -> int:
+    """What a member sends of a row: its likeliest tokens, as many as top-k leaves by default."""
+    return 8 + 8 * SamplingParams().top_k
 
 
 def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) -> Sharing | None:
@@ -143,7 +149,7 @@ def sharing_of(checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool) 
         len(rounds) / spec.n_layers,
         sum(rounds) / spec.n_layers,
         _FLOAT * spec.n_embd,
-        _FLOAT * spec.n_vocab,
+        draw_nbytes(),
     )
 
 
@@ -195,7 +201,7 @@ def profile_of(
         tuple(layer_ms(n) for n in range(1, n_rows + 1)),
         int(min(profile.max_nbytes / part for profile, part in zip(profiles, parts, strict=True))),
         embedding_ms=first.embedding_ms + gathers.ms(ranks, 1, sharing.row_nbytes),
-        head_ms=head_ms + gathers.ms(ranks, 1, sharing.logits_nbytes),
+        head_ms=head_ms + gathers.ms(ranks, 1, len(ranks) * sharing.draw_nbytes),
         run_ms=gathers.ms(ranks, _RUN_ROUNDS, len(ranks) * sharing.row_nbytes),
     )
 

@@ -72,7 +72,7 @@ def test_a_round_takes_what_its_formula_says(n: int) -> None:
         rounds = 4 * LLAMA_13B.n_layers + 1 + 1 + 3
         rounded = 36 / 32 * (LLAMA_13B.n_ff + LLAMA_13B.n_embd)
         nbytes = (rounded + 4 * 2 * LLAMA_13B.n_embd) * LLAMA_13B.n_layers
-        nbytes += 4 * LLAMA_13B.n_embd * (1 + n) + 4 * LLAMA_13B.n_vocab
+        nbytes += 4 * LLAMA_13B.n_embd * (1 + n) + (8 + 8 * 40) * n
         expected += 1e3 * rounds * (TEN.latency_s + (n - 2) * TEN.more_s)
         expected += 1e3 * nbytes * (n - 1) / n / TEN.bytes_per_s
     assert found == pytest.approx(expected, rel=1e-4)
