@@ -19,6 +19,9 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
                            "--gpu-layers 0");
   if (!stage_->source_layers().empty() || !stage_->chains().empty() || stage_->spec().embedded)
     throw UnsupportedError(where + "expected an adapter of a decoder; this model has an encoder");
+  // A part of a model has some of the tensors only, and a member perhaps no row of one.
+  const bool alone = stage_->spec().member.alone(),
+             is_part = !stage_->first() || !stage_->last() || !alone;
   std::set<std::string> found;
   stage_->for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
     const auto spec = specs.find(ref.name);
@@ -26,6 +29,7 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
     found.insert(ref.name);
     const auto& [a, b, rank, scale] = spec->second;
     const bool looked_up = &w == stage_->embedding() && &w != stage_->head().weight;
+    if (looked_up && is_part) return;  // of a tied head, which is elsewhere
     if (looked_up || !stage_->is_adaptable(w) || ref.inputs.second > 0)
       throw UnsupportedError(where + "tensor " + a.name +
                              ": expected a matrix of attention, a feed-forward network or the "
@@ -40,7 +44,7 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
                      static_cast<float>(scale)};
   });
   for (const auto& [name, spec] : specs)
-    if (!found.contains(name))
+    if (!found.contains(name) && (!is_part || (alone && stage_->used_tensors().contains(name))))
       throw ShapeError(where + "tensor " + spec.a.name +
                        ": expected one beside a matrix of the model, found " + name);
   weights_.pack(stage_->pool(), poll, nullptr);

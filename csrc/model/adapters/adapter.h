@@ -28,7 +28,7 @@ class Adapter {
  public:
   // specs: by the names of the stage's tensors. Throws ShapeError for shapes that do not fit,
   // UnsupportedError for tensors that no product of a step reads as it is, such as experts. A
-  // stage may have some of the tensors only.
+  // stage of some layers, or a member of one, takes what stands beside its own tensors and rows.
   Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
           const std::map<std::string, LowRankSpec>& specs, const std::function<void()>& poll);
 
