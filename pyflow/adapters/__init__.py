@@ -6,7 +6,17 @@ batch may hold several, and a text's bits depend on its own choice alone.
 
 from pyflow.adapters.choice import NOTHING, Choice, chosen
 from pyflow.adapters.files import AdapterFile
-from pyflow.adapters.loaded import Adapters, Given
+from pyflow.adapters.known import Given, KnownAdapters
+from pyflow.adapters.loaded import Adapters
 from pyflow.adapters.opening import open_adapter
 
-__all__ = ["NOTHING", "AdapterFile", "Adapters", "Choice", "Given", "chosen", "open_adapter"]
+__all__ = [
+    "NOTHING",
+    "AdapterFile",
+    "Adapters",
+    "Choice",
+    "Given",
+    "KnownAdapters",
+    "chosen",
+    "open_adapter",
+]

@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TypeAlias
 
 from pyflow import _core
-from pyflow.adapters.choice import Choice, chosen
+from pyflow.adapters.choice import Choice
 from pyflow.adapters.files import AdapterFile
-from pyflow.adapters.opening import open_adapter
+from pyflow.adapters.known import Given, KnownAdapters
 from pyflow.adapters.renaming import in_gguf
-from pyflow.errors import PyflowError, UnsupportedError
+from pyflow.errors import UnsupportedError
 from pyflow.specs import Description
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.specs.parts import name_of
 
-Given: TypeAlias = str | Path | tuple[str | Path, float]
-"""A folder or file, perhaps with a factor."""
 
-
-class Adapters:
-    """What was loaded beside a stage, by name: that of the folder, or of the file."""
+class Adapters(KnownAdapters):
+    """What was loaded beside a stage."""
 
     def __init__(
         self, stage: _core.Stage, description: Description, given: Sequence[Given]
     ) -> None:
-        """Raises as `open_adapter`; UnsupportedError, ShapeError: one is of another model."""
-        self._native: dict[str, _core.Adapter] = {}
+        """Raises as `KnownAdapters`; UnsupportedError, ShapeError: one is of another model."""
+        super().__init__(given)
+        self._native = {
+            name: _core.Adapter(stage, file.checkpoint.native, _specs(file, description))
+            for name, file in self.files.items()
+        }
         self._sets: dict[Choice, _core.AdapterSet] = {}
-        self.paths: dict[str, Path] = {}
-        self._digests: list[str] = []
-        factors = {}
-        for one in given:
-            path, factor = one if isinstance(one, tuple) else (one, 1.0)
-            if not math.isfinite(factor):
-                raise PyflowError(f"{path}: expected a finite factor, found {factor}")
-            file = open_adapter(path)
-            name = Path(path).resolve().name.removesuffix(".gguf")
-            if name in self._native:
-                raise PyflowError(
-                    f"{path}: expected adapters of different names, found {name} twice"
-                )
-            self._native[name] = _core.Adapter(
-                stage, file.checkpoint.native, _specs(file, description)
-            )
-            self.paths[name] = Path(path)
-            self._digests.append(file.digest)
-            factors[name] = float(factor)
-        self.default: Choice = chosen(factors, self.names)
-        """That applies to texts whose request says nothing."""
-
-    @property
-    def names(self) -> list[str]:
-        return [*self._native]
-
-    @property
-    def fingerprint(self) -> str:
-        """Of those that apply by default; empty: none do."""
-        if not self.default:
-            return ""
-        digests = dict(zip(self.names, self._digests, strict=True))
-        said = repr([(digests[name], factor) for name, factor in self.default])
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def begin(self, context: _core.Context, n_seq_max: int) -> None:
         """The default applies to all sequences of a new context."""

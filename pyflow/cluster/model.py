@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 from msgspec.structs import replace
 
 from pyflow import _core
+from pyflow.adapters import Given, KnownAdapters
 from pyflow.arguments import whole
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.groups import NO_ROLES, Grouped, Roles
@@ -23,7 +24,7 @@ from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
 from pyflow.cluster.run.guesses import heads_of
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser, check_sampling
-from pyflow.cluster.run.stage import ModelStage, Sizes
+from pyflow.cluster.run.stage import Beside, ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.threads import ThreadPipeline, local_groups
 from pyflow.engine.context import CacheType, context_args
@@ -49,11 +50,12 @@ N_BATCH = 128
 _FIXED = ("n_ctx", "cache_type", "speculator", "session")
 
 
-class TextSizes(TypedDict, total=False):
+class TextOptions(TypedDict, total=False):
     """As for `PipelinedModel`."""
 
     n_ctx: int | None
     cache_type: CacheType
+    adapters: Sequence[Given]
 
 
 # Makes the stages; which layers each rank has.
@@ -79,15 +81,18 @@ class PipelinedModel(AnyModel, Closing):
         drafter: PipelineDrafter | None = None,
         n_ctx: int | None = None,
         cache_type: CacheType = "f16",
+        adapters: Sequence[Given] = (),
     ) -> None:
         """connect: makes the pipeline, with stages of these sizes. n_threads: of a stage.
         drafter: it is the caller's.
         n_ctx: of every text with its answer; None is 4096, or the model's limit where that is less.
+        adapters: as for `load`; all stages have the same.
 
         Waits until all stages have loaded. Raises like `load`, and PyflowError for what stages say.
         """
         start = time.monotonic()
         self.files = files
+        self._adapters = KnownAdapters(adapters) if adapters else None
         self.spec = files.spec
         self.path, self.metadata = files.path, files.metadata
         self.defaults = files.defaults
@@ -113,6 +118,7 @@ class PipelinedModel(AnyModel, Closing):
                 window=self.spec.window,
                 shifts=self._shifts(),
             )
+            self.runner.adapters = self._adapters
         except BaseException:
             self.close()
             raise
@@ -130,6 +136,10 @@ class PipelinedModel(AnyModel, Closing):
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, or None."""
         return self.files.chat_template
+
+    @property
+    def adapters(self) -> KnownAdapters | None:
+        return self._adapters
 
     @property
     def devices(self) -> list[str]:
@@ -202,8 +212,7 @@ def in_threads(
     layers: Sequence[range] | Splitter = by_count,
     n_threads: int | Sequence[int] = 1,
     drafter: PipelineDrafter | None = None,
-    n_ctx: int | None = None,
-    cache_type: CacheType = "f16",
+    **texts: Unpack[TextOptions],
 ) -> PipelinedModel:
     """A model in stages of this process.
 
@@ -239,7 +248,7 @@ def in_threads(
             groups=placed.groups,
             sampling=sampling,
             n_threads=threads,
-            heads=heads_of(drafter),
+            beside=Beside(heads_of(drafter), texts.get("adapters", ())),
             **sizes,
         )
         followers = [member for group in groups for member in group[1:]]
@@ -251,8 +260,7 @@ def in_threads(
         strategy=strategy,
         n_threads=max(threads),
         drafter=drafter,
-        n_ctx=n_ctx,
-        cache_type=cache_type,
+        **texts,
     )
 
 
@@ -265,7 +273,7 @@ def over_ranks(
     drafter: PipelineDrafter | None = None,
     roles: Roles = NO_ROLES,
     open_device: OpenDevice = no_device,
-    **texts: Unpack[TextSizes],
+    **texts: Unpack[TextOptions],
 ) -> PipelinedModel:
     """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
 
@@ -279,6 +287,7 @@ def over_ranks(
         def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
             nonlocal is_connected
             is_connected = True
+            beside = Beside(heads_of(drafter), texts.get("adapters", ()))
             pool = _core.ThreadPool(n_threads)
             pipeline = MpiPipeline(
                 files.checkpoint,
@@ -286,7 +295,7 @@ def over_ranks(
                 pool=pool,
                 roles=roles,
                 open_device=open_device,
-                make=partial(ModelStage, heads=heads_of(drafter)),
+                make=partial(ModelStage, beside=beside),
                 **sizes,
             )
             return pipeline, pipeline.layers

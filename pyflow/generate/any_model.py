@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
-from pyflow.adapters import Adapters, Choice, chosen
+from pyflow.adapters import Choice, KnownAdapters, chosen
 from pyflow.arguments import whole, whole_numbers
 from pyflow.batch.batch import TextModel
 from pyflow.batch.completion import Completion
@@ -99,7 +99,7 @@ class Prompted(TextModel, Protocol):
     @property
     def defaults(self) -> Defaults: ...
     @property
-    def adapters(self) -> Adapters | None: ...
+    def adapters(self) -> KnownAdapters | None: ...
     def matcher(self, constraint: Constraint, /) -> Matcher: ...
 
 
@@ -154,7 +154,11 @@ class AnyModel(ABC):
     defaults: Defaults
     n_threads: int
     load_ms: float
-    adapters: Adapters | None = None
+
+    @property
+    def adapters(self) -> KnownAdapters | None:
+        """Those that are loaded beside the weights, if any are."""
+        return None
 
     @property
     @abstractmethod

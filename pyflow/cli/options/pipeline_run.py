@@ -63,6 +63,8 @@ class PipelineRun:
     """The ranks; None if stages are in this process."""
     drafters: tuple[int, ...] = ()
     """The ranks that run draft models and nothing else."""
+    adapters: Sequence[tuple[str, float]] = ()
+    """Paths and factors, the same on all ranks."""
     layers: list[int] | str | None = field(init=False)
     n_members: int = field(default=1, init=False)
     """Ranks that share a stage."""
@@ -148,6 +150,7 @@ class PipelineRun:
                 drafter=drafter,
                 n_ctx=n_ctx,
                 cache_type=cache_type,
+                adapters=self.adapters,
             )
             yield stack.enter_context(model)
 

@@ -156,7 +156,7 @@ adapters = option(
     multiple=True,
     callback=_adapters,
 )
-NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="they run on the CPU")
+NO_ADAPTERS = Rule("--lora", forbids=["--gpu-layers"], advice="they run on the CPU")
 
 
 def _run(
@@ -169,7 +169,12 @@ def _run(
         values["model"] = models[0]
     pipelined = None
     if pipeline is not None and speculation is not None:
-        pipelined = PipelineRun(pipeline, speculation, is_given("gpu_inexact"))
+        pipelined = PipelineRun(
+            pipeline,
+            speculation,
+            is_given("gpu_inexact"),
+            adapters=values.get("adapters", ()),
+        )
     return RunOptions(speculation=speculation, pipeline=pipelined, **values)
 
 
@@ -233,7 +238,7 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
     """Works for rank 0, and prints nothing."""
     from pyflow import _core, catalogue
     from pyflow.cluster.mpi.pipeline import serve
-    from pyflow.cluster.run.stage import ModelStage
+    from pyflow.cluster.run.stage import Beside, ModelStage
     from pyflow.engine.model_files import ModelFiles
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles it, and then ends the others
@@ -259,7 +264,7 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
     serve(
         path,
         pool=_core.ThreadPool(n_threads),
-        make=functools.partial(ModelStage, heads=open_heads),
+        make=functools.partial(ModelStage, beside=Beside(open_heads, run.adapters)),
         quantize=run.quantize,
         overrides=run.overrides,
         roles=pipeline.roles,

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from pyflow import _core
+from pyflow.adapters import NOTHING, Choice, KnownAdapters
 from pyflow.batch.runner import Begun, Draw, Outcome, Span
+from pyflow.cluster.run.adapting import adapting
 from pyflow.cluster.run.drafts import MethodDrafter, PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
 from pyflow.cluster.run.guesses import MOST_GUESSES, GuessesDrafter
@@ -21,7 +23,7 @@ from pyflow.cluster.wire.messages import Cut, Drafted, Frame, Read, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.engine.origins import cell_names
-from pyflow.errors import CancelledError, PyflowError, UnsupportedError
+from pyflow.errors import CancelledError, PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 
@@ -84,6 +86,9 @@ class PipelineRunner:
         self._has_prefill = _core.cpu_info()["prefill"] != "decode"
         self._held: list[int] = []  # the names of the cells in sequence 0, as far as known
         self._key = ""  # of whom they are
+        self.adapters: KnownAdapters | None = None
+        """Those that the stages have loaded."""
+        self._adapted = NOTHING  # those that apply to their sequences
         self._user: object | None = None
         self._progress: Progress | None = None
         self._cancelled = False
@@ -119,8 +124,6 @@ class PipelineRunner:
         may be reused."""
         self._end_job()
         check_sampling(span.sampling)
-        if span.adapters:
-            raise UnsupportedError("adapters: stages run without them; load the model in one place")
         if span.matcher is not None or span.n_report is not None or span.pooling:
             raise PyflowError("grammars, reports and hidden states: stages return tokens alone")
         chooser: StrategyChooser | None = None
@@ -129,7 +132,9 @@ class PipelineRunner:
             chooser = strategy
             strategy = chooser.next()
         source = span.source
-        reuse = span.reuse and span.key == self._key and source is None
+        choice = self._choice(span)
+        same = choice == self._adapted
+        reuse = span.reuse and span.key == self._key and source is None and same
         held, self._held = self._held if reuse else [], []  # unknown if anything goes wrong
         self._key = span.key
         journal = self._journal if span.replay else None
@@ -141,6 +146,9 @@ class PipelineRunner:
         first, keep = reusable(held, names, span.n_dropped if self._shifts else 0)
         cut = None if first is None else Cut(first, span.n_dropped)
         keep = self.pipeline.reset(span.sampling, stream=span.noise_stream, keep=keep, cut=cut)
+        if self.adapters is not None and not same:
+            self.pipeline.send(adapting(self.pipeline.epoch, self.adapters, choice))
+        self._adapted = choice
         if source is not None:
             self.pipeline.send(Frame(self.pipeline.epoch, 0, (Read(tuple(source)),)))
         if isinstance(self._drafter, MethodDrafter):
@@ -163,6 +171,12 @@ class PipelineRunner:
         self._scheduler = Scheduler(job, strategy)
         self._written = self._write(self._scheduler, span, journal, chooser)
         return Begun(keep, len(committed))
+
+    def _choice(self, span: Span) -> Choice:
+        """The adapters of a text."""
+        if span.adapters is not None:
+            return span.adapters
+        return NOTHING if self.adapters is None else self.adapters.default
 
     def step(self) -> list[Outcome]:
         """The tokens that have become certain since the last step."""

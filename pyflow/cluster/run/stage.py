@@ -13,12 +13,15 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.adapters import Given
+from pyflow.cluster.run.adapting import StageAdapters
 from pyflow.cluster.run.meeting import meet
 from pyflow.cluster.run.probes import n_borne_out
 from pyflow.cluster.run.reading import StageSource
 from pyflow.cluster.wire.codec import decode, encode
 from pyflow.cluster.wire.messages import (
     Accept,
+    Adapt,
     Begin,
     Cut,
     Frame,
@@ -42,6 +45,18 @@ OpenHeads: TypeAlias = "Callable[[ModelStage], _core.Heads | None]"
 
 def no_heads(_: ModelStage) -> _core.Heads | None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside a stage's layers. heads: of the last stage, whose member 0 guesses by
+    them. adapters: each stage has those of its layers."""
+
+    heads: OpenHeads = no_heads
+    adapters: Sequence[Given] = ()
+
+
+NOTHING_BESIDE = Beside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +106,14 @@ class ModelStage:
         pool: _core.ThreadPool,
         sampling: SamplingParams,
         place: StageDevice | Membership | None = None,
-        heads: OpenHeads = no_heads,
+        beside: Beside = NOTHING_BESIDE,
         **sizes: Unpack[Sizes],
     ) -> None:
         """sampling: with a seed, the same for all stages; the last one draws. place: a device for
-        the layers, as far as their blocks can run there; or its membership of a group. heads: of
-        the last stage, whose member 0 guesses by them.
+        the layers, as far as their blocks can run there; or its membership of a group.
 
-        Raises ShapeError for sizes out of range, ResourceError when memory is refused.
+        Raises ShapeError for sizes out of range, ResourceError when memory is refused, and as
+        `Adapters` does.
         """
         device = place if isinstance(place, StageDevice) else None
         member = place if isinstance(place, Membership) else None
@@ -137,7 +152,8 @@ class ModelStage:
             **args,
         }
         guesses = self._is_last and (link is None or not link.number)  # for its whole group
-        self._heads = heads(self) if guesses else None
+        self._heads = beside.heads(self) if guesses else None
+        self._adapters = StageAdapters(self, self._native, args["n_seq_max"], beside.adapters)
         self._lock = Lock()
         self._reset(sampling)
 
@@ -218,6 +234,8 @@ class ModelStage:
             self._apply(op)
             if isinstance(op, Read):
                 frame = replace(frame, hidden=self._source.read(op.tokens, frame.hidden))
+            elif isinstance(op, Adapt):
+                self._adapters.apply(op)
         run = frame.run
         if run is None:
             return None if self._is_last else frame

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, Unpack, runtime_checkable
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.cluster.run.stage import Membership, ModelStage, OpenHeads, Sizes, no_heads
+from pyflow.cluster.run.stage import NOTHING_BESIDE, Beside, Membership, ModelStage, Sizes
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
 from pyflow.cluster.wire.surveys import Group
 from pyflow.engine.memory import resident_nbytes
@@ -54,13 +54,13 @@ def local_stages(
     sampling: SamplingParams,
     pool: _core.ThreadPool | None = None,
     n_threads: int = 1,
-    heads: OpenHeads = no_heads,
+    beside: Beside = NOTHING_BESIDE,
     **sizes: Unpack[Sizes],
 ) -> list[ModelStage]:
     """The stages of a model, one for each range that is not empty.
 
-    pool: shared by all stages, which then take turns; None gives each its own, of n_threads. heads:
-    as for `ModelStage`.
+    pool: shared by all stages, which then take turns; None gives each its own, of n_threads.
+    beside: as for `ModelStage`.
     """
     return [
         ModelStage(
@@ -69,7 +69,7 @@ def local_stages(
             layers=held,
             pool=pool or _core.ThreadPool(n_threads),
             sampling=sampling,
-            heads=heads,
+            beside=beside,
             **sizes,
         )
         for held in layers
@@ -85,12 +85,12 @@ def local_groups(
     groups: Sequence[Group],
     sampling: SamplingParams,
     n_threads: Sequence[int],
-    heads: OpenHeads = no_heads,
+    beside: Beside = NOTHING_BESIDE,
     **sizes: Unpack[Sizes],
 ) -> list[list[ModelStage]]:
     """The members that share each stage, for each range that is not empty. layers, n_threads: by
     rank. groups: of ranks, whose first one has the layers; others are alone. Each has threads of
-    its own, because members wait for each other. heads: as for `ModelStage`."""
+    its own, because members wait for each other. beside: as for `ModelStage`."""
     sharing = {group.ranks[0]: group for group in groups if len(group.ranks) > 1}
 
     def members(rank: int) -> Iterator[tuple[int, Membership | None]]:
@@ -111,7 +111,7 @@ def local_groups(
                 pool=_core.ThreadPool(n_threads[member]),
                 sampling=sampling,
                 place=place,
-                heads=heads,
+                beside=beside,
                 **sizes,
             )
             for member, place in members(rank)

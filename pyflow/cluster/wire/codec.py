@@ -50,7 +50,7 @@ from pyflow.cluster.wire.parts import I32_MAX
 from pyflow.cluster.wire.surveys import Ping
 from pyflow.errors import PyflowError
 
-VERSION = 16  # of the bytes: change it with any field of a message
+VERSION = 17  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"

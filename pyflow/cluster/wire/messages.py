@@ -60,7 +60,21 @@ class Read(Tagged, frozen=True):
     tokens: Annotated[tuple[I32, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
-Op: TypeAlias = Share | Remove | Accept | Read
+class Applied(Part, frozen=True):
+    """An adapter that the stages have loaded. digest: of its file."""
+
+    name: Name
+    digest: Name
+    factor: Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
+class Adapt(Tagged, frozen=True):
+    """From now on these adapters apply to all sequences, which are empty."""
+
+    applied: Annotated[tuple[Applied, ...], Meta(max_length=MAX_ITEMS)]
+
+
+Op: TypeAlias = Share | Remove | Accept | Read | Adapt
 
 
 class Questions(Part, frozen=True):

@@ -17,7 +17,7 @@ from pyflow.cluster.mpi.groups import Grouped
 from pyflow.cluster.mpi.layers import Ranks, by_count, even
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.guesses import GuessesDrafter
-from pyflow.cluster.run.stage import no_heads
+from pyflow.cluster.run.stage import Beside, no_heads
 from pyflow.cluster.run.threads import Follower, local_groups, local_stages
 from pyflow.cluster.wire.messages import Accept, Drafted, DraftRequest, Guessed
 from pyflow.errors import LinkError
@@ -97,7 +97,7 @@ def head(model: pyflow.Model, spec: ModelSpec, speculator: Path, n_stages: int) 
         spec,
         layers=even(2, n_stages),
         sampling=GREEDY,
-        heads=lambda stage: files.load_heads(speculator, stage),
+        beside=Beside(lambda stage: files.load_heads(speculator, stage)),
         n_ctx=64,
         n_seq_max=2,
         n_batch=16,
@@ -153,7 +153,7 @@ def shared_head(
         groups=placed.groups,
         n_threads=[1] * n_stages * n_members,
         sampling=GREEDY,
-        heads=lambda stage: files.load_heads(speculator, stage),
+        beside=Beside(lambda stage: files.load_heads(speculator, stage)),
         n_ctx=64,
         n_seq_max=2,
         n_batch=16,

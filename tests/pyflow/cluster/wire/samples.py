@@ -18,7 +18,9 @@ from pyflow.cluster.wire.codec import encode
 from pyflow.cluster.wire.messages import (
     MAX_TOKENS,
     Accept,
+    Adapt,
     Answers,
+    Applied,
     Begin,
     Begun,
     Cancel,
@@ -69,6 +71,7 @@ SAMPLES: dict[str, Message] = {
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
     "frame, empty": Frame(0, 0),
     "frame, reading": Frame(1, 0, (Read((5, 6)),), hidden=HIDDEN),
+    "frame, adapting": Frame(1, 0, (Adapt((Applied("größer", "0f", -0.5),)),)),
     "frame, to be read": Frame(1, 0, (Read((5, 6)),)),
     "frame, asking": Frame(
         1, 42, run=replace(RUN, questions=QUESTIONS), hidden=HIDDEN.reshape(5, 2)
@@ -119,7 +122,9 @@ CHANCES = st.floats(0, 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 SHARES = st.builds(Share, I32, I32, I32, I32)
 REMOVES = st.builds(Remove, I32, I32, st.integers(-(2**31), I32_MAX))
-ALL_OPS = tuples_of(SHARES | REMOVES | st.builds(Accept, TOKENS))
+APPLIED = st.builds(Applied, TEXTS, TEXTS, st.floats(-1e6, 1e6))
+ADAPTS = st.builds(Adapt, tuples_of(APPLIED))
+ALL_OPS = tuples_of(SHARES | REMOVES | st.builds(Accept, TOKENS) | ADAPTS)
 
 
 @st.composite
