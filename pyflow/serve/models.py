@@ -127,8 +127,10 @@ class Served:
             self.encoding = Encoding(self.encoder_model.encoder)
         self.n_source: int | None = None
         """Tokens of a source at most, of a model that reads one."""
-        if opened.model.spec.source and isinstance(opened.runner, LocalRunner):
-            self.n_source = min(opened.runner.n_source, opened.model.spec.n_ctx_train)
+        if opened.model.spec.source:
+            runner = opened.runner
+            n_source = runner.n_source if isinstance(runner, LocalRunner) else opened.n_ctx
+            self.n_source = min(n_source, opened.model.spec.n_ctx_train)
         self._draws_alone = self.encoding is None and not isinstance(opened.runner, LocalRunner)
         self.engine = Engine(opened.runner, opened.model, metrics, died, share=share)
         self._stack = opened.stack
