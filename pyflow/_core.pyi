@@ -2,6 +2,7 @@
 
 # ruff: noqa: F403
 from pyflow._core_stubs.files import *
+from pyflow._core_stubs.link import *
 from pyflow._core_stubs.machine import *
 from pyflow._core_stubs.model import *
 from pyflow._core_stubs.quant import *

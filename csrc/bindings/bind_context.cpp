@@ -162,6 +162,13 @@ void restore_cells(Context& c, int seq, int32_t position, int64_t n,
   kv.commit();
 }
 
+std::vector<std::pair<size_t, size_t>> cell_parts(Context& c) {
+  std::vector<std::pair<size_t, size_t>> all;
+  for (size_t i = 0; i < c.stage().kv_layers().size(); ++i)
+    all.emplace_back(c.kv().key_nbytes(i), c.kv().cell_nbytes(i) - c.kv().key_nbytes(i));
+  return all;
+}
+
 std::vector<int64_t> layer_windows(Context& c) {
   const std::vector<KvGroup> groups = c.kv().groups();
   std::vector<int64_t> windows;
@@ -170,14 +177,24 @@ std::vector<int64_t> layer_windows(Context& c) {
   return windows;
 }
 
-// A method of the context's cache.
-template <class R, class... Args>
-auto on_cache(R (KvCache::*method)(Args...)) {
-  return [method](Context& c, Args... args) { return (c.kv().*method)(args...); };
+// A method of the context's cache: one that changes it is called for all members.
+template <class... Args>
+auto on_cache(void (KvCache::*method)(Args...)) {
+  return [method](Context& c, Args... args) {
+    c.each([&](Context& member) { (member.kv().*method)(args...); });
+  };
 }
 template <class R, class... Args>
 auto on_cache(R (KvCache::*method)(Args...) const) {
   return [method](Context& c, Args... args) { return (c.kv().*method)(args...); };
+}
+
+void declare(Context& c, int seq, int64_t n_positions) {
+  c.each([&](Context& member) { member.declare(seq, n_positions); });
+}
+
+void clear(Context& c) {
+  c.each([](Context& member) { member.clear(); });
 }
 
 void adapt(Context& c, int seq, std::shared_ptr<AdapterSet> adapters) {
@@ -196,14 +213,14 @@ int64_t n_free(Context& c) {
 void register_context(py::module_& m) {
   m.attr("MAX_SEQUENCES") = kMaxSequences;
   m.attr("MAX_BATCH") = kMaxBatch;
-  py::class_<Context>(m, "Context")
+  py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
                        const std::string& type, std::vector<int64_t> layers, int64_t n_source,
                        std::shared_ptr<Link> link) {
              ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type, n_source);
              config.layers = std::move(layers);
              config.link = std::move(link);
-             return std::make_unique<Context>(std::move(stage), config);
+             return std::make_shared<Context>(std::move(stage), config);
            }),
            py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
            py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>(),
@@ -236,7 +253,10 @@ void register_context(py::module_& m) {
           "observe",
           [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
           py::arg("moments"))
-      .def("declare", &Context::declare, py::arg("seq"), py::arg("n_positions"))
+      .def("lead", &Context::lead, py::arg("others"))
+      .def_property_readonly("others", &Context::others)
+      .def_property_readonly("cell_parts", &cell_parts)
+      .def("declare", &declare, py::arg("seq"), py::arg("n_positions"))
       .def("adapt", &adapt, py::arg("seq"), py::arg("adapters"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", on_cache(&KvCache::seq_cp))
@@ -246,7 +266,7 @@ void register_context(py::module_& m) {
       .def("seq_pos_min", on_cache(&KvCache::seq_pos_min))
       .def("seq_pos_max", on_cache(&KvCache::seq_pos_max))
       .def("seq_reusable", on_cache(&KvCache::seq_reusable))
-      .def("clear", &Context::clear)
+      .def("clear", &clear)
       .def("read_source", &read_source, py::arg("seq"), py::arg("states"))
       .def("share_source", &Context::share_source, py::arg("src"), py::arg("dst"))
       .def("drop_source", &Context::drop_source, py::arg("seq"))

@@ -202,7 +202,10 @@ void register_step(py::module_& m) {
         py::arg("seq"), py::arg("layer"));
   m.def(
       "commit",
-      [](Context& c, const AcceptedRows& accepted) { c.kv().commit(accepted_rows(accepted)); },
+      [](Context& c, const AcceptedRows& accepted) {
+        const auto rows = accepted_rows(accepted);
+        c.each([&](Context& member) { member.kv().commit(rows); });
+      },
       py::arg("context"), py::arg("accepted"));
   m.def("abort", &Context::abort, py::arg("context"));
 }

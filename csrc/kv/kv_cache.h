@@ -102,6 +102,8 @@ class KvCache {
 
   // Bytes of the keys and values of a cell in a layer.
   size_t cell_nbytes(size_t layer) const { return storage_.cell_nbytes(layer); }
+  // Of those, the keys', which come first.
+  size_t key_nbytes(size_t layer) const { return storage_.key_nbytes(layer); }
   // The keys and values of positions [p0, p1) of a sequence, cell after cell, in an order of their
   // own. ShapeError: the layer does not hold them all.
   void read_cells(size_t layer, int seq, int32_t p0, int32_t p1, uint8_t* out) const;

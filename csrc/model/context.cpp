@@ -187,45 +187,65 @@ void Context::check(const Input& input, int64_t n) const {
 }
 
 void Context::run(const Input& input, const Consume& consume, const std::function<bool()>& poll) {
-  // Copied, because the pending rows are the cache's.
-  const std::vector<KvRow> pending(kv_.pending().begin(), kv_.pending().end());
-  const bool resumed = input.rows.empty();
-  const std::span<const KvRow> rows = resumed ? std::span(pending) : input.rows;
   try {
-    check(input, std::ssize(rows));
-    see_sources(rows);
-    adapt_rows(rows);
-    if (!resumed && input.parents.empty()) kv_.begin(rows);
-    if (!resumed && !input.parents.empty()) kv_.grow(rows, input.parents);
-    cancel_.store(false, std::memory_order_relaxed);
-    last_poll_ns_ = now_ns();
-    poll_ = &poll;
-    stop_[0] = stop_[1] = false;
-    if (group_) group_->begin();
-    FirstError error;
-    const Consume guarded = [&](int64_t i, std::span<const float> logits) {
-      try {
-        consume(i, logits);
-      } catch (...) {
-        error.set(std::current_exception());
-      }
-    };
-    const StepRows of = {.n_rows = std::ssize(rows),
-                         .n_prefill = stage_->offloads() ? 0 : input.n_prefill,
-                         .first_row = resumed ? 0 : std::ssize(pending),
-                         .tokens = input.tokens,
-                         .rows = rows,
-                         .adapters = row_adapters_};
-    if (stage_->offloads())
-      run_parts(of, input, guarded);
+    each([&](Context& member) { member.reserve(input); });
+    if (crew_)
+      compute_together(input, consume, poll);
     else
-      run_here(of, input, guarded);
-    error.rethrow();
+      compute(input, consume, poll);
   } catch (...) {
     abort();
     throw;
   }
-  if (!resumed && input.parents.empty()) kv_.commit();
+  if (!input.rows.empty() && input.parents.empty())
+    each([](Context& member) { member.kv_.commit(); });
+}
+
+void Context::reserve(const Input& input) {
+  const bool resumed = input.rows.empty();
+  const std::span<const KvRow> rows = resumed ? kv_.pending() : input.rows;
+  check(input, std::ssize(rows));
+  see_sources(rows);
+  adapt_rows(rows);
+  if (!resumed && input.parents.empty()) kv_.begin(rows);
+  if (!resumed && !input.parents.empty()) kv_.grow(rows, input.parents);
+  cancel_.store(false, std::memory_order_relaxed);
+  if (group_) group_->begin();
+}
+
+void Context::compute(const Input& input, const Consume& consume,
+                      const std::function<bool()>& poll) {
+  const bool resumed = input.rows.empty();
+  const std::span<const KvRow> rows = resumed ? kv_.pending() : input.rows;
+  last_poll_ns_ = now_ns();
+  poll_ = &poll;
+  stop_[0] = stop_[1] = false;
+  FirstError error;
+  const Consume guarded = [&](int64_t i, std::span<const float> logits) {
+    try {
+      consume(i, logits);
+    } catch (...) {
+      error.set(std::current_exception());
+    }
+  };
+  const StepRows of = {.n_rows = std::ssize(rows),
+                       .n_prefill = stage_->offloads() ? 0 : input.n_prefill,
+                       .first_row = std::ssize(kv_.pending()) - std::ssize(rows),
+                       .tokens = input.tokens,
+                       .rows = rows,
+                       .adapters = row_adapters_};
+  try {
+    if (stage_->offloads())
+      run_parts(of, input, guarded);
+    else
+      run_here(of, input, guarded);
+  } catch (const CancelledError&) {  // as in all members
+    throw;
+  } catch (...) {  // others must not wait for this one
+    if (group_) config_.link->abort();
+    throw;
+  }
+  error.rethrow();
   last_rows_ = std::ssize(rows);
 }
 
@@ -267,8 +287,10 @@ void Context::observe(std::shared_ptr<Observer> observer) {
 }
 
 void Context::abort() {
-  if (!kv_.pending().empty()) kv_.abort();
-  last_rows_ = 0;
+  each([](Context& member) {
+    if (!member.kv_.pending().empty()) member.kv_.abort();
+    member.last_rows_ = 0;
+  });
 }
 
 void Context::fill_ropes(const Step& s, Team& team) {
@@ -296,24 +318,6 @@ void Context::start(Step& step, Team& team, const Input& input) {
       std::copy_n(from + spec.n_embd, spec.n_carried, step.carried + r * step.carried_stride);
     }
   });
-}
-
-const std::vector<Context::Part>& Context::parts(const Input& input) {
-  if (parts_begin_ == input.first_layer && parts_end_ == end_layer(input)) return parts_;
-  parts_.clear();
-  for (int64_t i = input.first_layer; i < end_layer(input); ++i) {
-    if (!runs_layer_[static_cast<size_t>(i)]) continue;
-    for (const PlacedBlock& at : stage_->layers()[static_cast<size_t>(i)]) {
-      if (parts_.empty() || parts_.back().home != at.home) parts_.push_back({at.home, {}});
-      Part& part = parts_.back();
-      part.blocks.push_back(&at);
-      part.reads |= at.reads & ~part.writes;
-      part.writes |= at.writes;
-    }
-  }
-  parts_begin_ = input.first_layer;
-  parts_end_ = end_layer(input);
-  return parts_;
 }
 
 // Rank 0 decides during a layer whether to stop after it; all threads read that before the next

@@ -69,6 +69,19 @@ class Context {
   // pending.
   void run(const Input& input, const Consume& consume, const std::function<bool()>& poll);
 
+  // From now on this context, of member 0, does what it does for all members of its stage: these
+  // are the contexts of the others, in their order. Each computes by its own pool, all at the same
+  // time. Throws ShapeError for contexts of other members or sizes.
+  void lead(std::vector<std::shared_ptr<Context>> others);
+  // Calls f(member) for this context, then for those that it leads. What changes cells goes through
+  // here: all members have the same cells, so what one of them refuses the first one refuses.
+  const std::vector<std::shared_ptr<Context>>& others() const { return others_; }
+  template <class F>
+  void each(F&& f) {
+    f(*this);
+    for (const auto& other : others_) f(*other);
+  }
+
   // Frees the rows that are pending, if there are any.
   void abort();
 
@@ -113,6 +126,11 @@ class Context {
 
  private:
   void check(const Input& input, int64_t n) const;
+  // The parts of a run, of one member.
+  void reserve(const Input& input);
+  void compute(const Input& input, const Consume& consume, const std::function<bool()>& poll);
+  void compute_together(const Input& input, const Consume& consume,
+                        const std::function<bool()>& poll);
   Sources& sources(int seq);
   // By row, the cells of its source; ShapeError if one has none.
   void see_sources(std::span<const KvRow> rows);
@@ -149,9 +167,11 @@ class Context {
   int64_t parts_begin_ = -1, parts_end_ = -1;
   std::vector<std::unique_ptr<DeviceRun>> devices_;  // by group
   KvCache kv_;
-  std::unique_ptr<Group> group_;       // null: the stage has one member
-  std::unique_ptr<Sources> sources_;   // null: the stage sees none
-  std::vector<RowView> source_views_;  // of the run's rows
+  std::unique_ptr<Group> group_;                  // null: the stage has one member
+  std::vector<std::shared_ptr<Context>> others_;  // members that this one leads
+  std::unique_ptr<ThreadPool> crew_;              // a thread for each, and the caller's
+  std::unique_ptr<Sources> sources_;              // null: the stage sees none
+  std::vector<RowView> source_views_;             // of the run's rows
   Scratch scratch_;
   DeviceRun::Pins pins_;  // of scratch_
   int64_t last_rows_ = 0;

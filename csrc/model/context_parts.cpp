@@ -1,4 +1,4 @@
-// Steps of a context whose stage has blocks on a device.
+// The blocks of a step in parts, and steps of a context whose stage has blocks on a device.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -47,6 +47,24 @@ void take_own(Step& s, Team& team, uint8_t registers) {
 }
 
 }  // namespace
+
+const std::vector<Context::Part>& Context::parts(const Input& input) {
+  if (parts_begin_ == input.first_layer && parts_end_ == end_layer(input)) return parts_;
+  parts_.clear();
+  for (int64_t i = input.first_layer; i < end_layer(input); ++i) {
+    if (!runs_layer_[static_cast<size_t>(i)]) continue;
+    for (const PlacedBlock& at : stage_->layers()[static_cast<size_t>(i)]) {
+      if (parts_.empty() || parts_.back().home != at.home) parts_.push_back({at.home, {}});
+      Part& part = parts_.back();
+      part.blocks.push_back(&at);
+      part.reads |= at.reads & ~part.writes;
+      part.writes |= at.writes;
+    }
+  }
+  parts_begin_ = input.first_layer;
+  parts_end_ = end_layer(input);
+  return parts_;
+}
 
 void Context::run_parts(const StepRows& rows, const Input& input, const Consume& consume) {
   const DeviceRun::Poll poll = [&] {

@@ -166,7 +166,7 @@ class Batch {
       for (const int32_t node : results[e].verdict.nodes)
         accepted.push_back({first_[e] + n + node, entries_[e].seq});
     }
-    context_.kv().commit(accepted);
+    context_.each([&](Context& member) { member.kv().commit(accepted); });
     for (size_t e = 0; e < entries_.size(); ++e)
       if (entries_[e].n_draws == 0)
         for (const Sampled& s : results[e].verdict.drawn) entries_[e].sampler->accept(s);

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyflow._core_stubs.files import Checkpoint
+from pyflow._core_stubs.link import Link
 from pyflow._core_stubs.machine import ThreadPool
 
 MAX_SEQUENCES: int
@@ -38,48 +39,6 @@ class HeadsSpec(TypedDict):
     scale_input: bool
     vocabulary: list[int]
     heads: list[dict[str, Any]]
-
-class Link:
-    """How members that share a stage exchange what they compute. They make the same calls.
-
-    LinkError: another member does not answer, has ended, or does something else.
-    """
-
-    @staticmethod
-    def threads(size: int) -> list[Link]:
-        """Of members in this process."""
-    @staticmethod
-    def shared(fd: int, number: int, size: int, offset: int = 0) -> Link:
-        """Over a file in memory that all members map: `shared_nbytes(size)` zeros from offset on,
-        which is a multiple of a page."""
-    @staticmethod
-    def shared_nbytes(size: int) -> int: ...
-    @staticmethod
-    def sockets(fds: Sequence[int], number: int) -> Link:
-        """Over connected sockets, which it closes: fds[m] to member m; its own is not used."""
-    @property
-    def number(self) -> int:
-        """Which member this is."""
-    @property
-    def size(self) -> int:
-        """How many there are."""
-    @property
-    def gathers(self) -> tuple[int, int]:
-        """Rounds of a model's steps so far, and the bytes that others have sent in them."""
-    def time_rounds(self, nbytes: int, n: int, pause_s: float) -> list[float]:
-        """Seconds of each of n rounds after pauses of work, nbytes of each member."""
-    def set_deadline(self, ms: int) -> None:
-        """How long others may be late in a step."""
-    def meet(self, plan: bytes) -> None:
-        """The first call: LinkError unless all members bring the same bytes. Waits for them."""
-    def say(self, text: bytes | bytearray) -> None:
-        """Member 0 tells all others, which hear it."""
-    def hear(self) -> bytes:
-        """Waits for what member 0 says."""
-    def agree(self, answer: bool) -> bool:
-        """Member 0's answer, for all."""
-    def abort(self) -> None:
-        """Ends all calls, now and from now on, by LinkError. From any thread."""
 
 class Stage:
     """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
@@ -128,6 +87,9 @@ class Stage:
         """Bytes per second of only reading those, by the pool's threads; the best of repeats."""
     def dot_rate(self, repeats: int) -> float:
         """Multiply-adds of int8 per second of the kernel table, by the pool's threads; the best."""
+    @property
+    def key_widths(self) -> list[int]:
+        """Per layer with cells: values of a cell's keys, of this member."""
     @property
     def isa(self) -> str: ...
     @property
@@ -362,6 +324,9 @@ class Context:
     def observe(self, moments: InputMoments | None) -> None:
         """From now on steps add the inputs of their matrices to these; None: no more. ShapeError if
         they belong to another stage."""
+    def lead(self, others: Sequence[Context]) -> None:
+        """From now on what this context, of member 0, does is done by all members. ShapeError:
+        others are not the contexts of the other members, in their order, of the same sizes."""
     def declare(self, seq: int, n_positions: int) -> None:
         """See pyflow.Context.declare."""
     def adapt(self, seq: int, adapters: AdapterSet | None) -> None:
@@ -390,6 +355,12 @@ class Context:
     @property
     def layer_windows(self) -> list[int]:
         """Per layer: how many positions a row sees, itself included; 0 is all."""
+    @property
+    def others(self) -> list[Context]:
+        """The members that this one leads."""
+    @property
+    def cell_parts(self) -> list[tuple[int, int]]:
+        """Per layer: bytes of a cell's keys, and of its values, which come after them."""
     def read_cells(self, layer: int, seq: int, p0: int, p1: int) -> NDArray[np.uint8]:
         """Keys and values of positions [p0, p1), (p1 - p0, bytes of a cell). ShapeError: the layer
         does not hold them all."""

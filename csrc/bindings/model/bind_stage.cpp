@@ -155,6 +155,13 @@ void register_stage(py::module_& m) {
             return dot_rate(s.pool(), s.kernels(), repeats, check_signals);
           },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("key_widths",
+                             [](const Stage& s) {
+                               std::vector<int64_t> all;
+                               for (const LayerKv& kv : s.kv_layers())
+                                 all.push_back(kv.n_kv_heads * kv.key_dim);
+                               return all;
+                             })
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
       .def_property_readonly("prefill", [](const Stage& s) { return prefill_of(s.has_prefill()); })
       .def(

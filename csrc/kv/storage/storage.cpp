@@ -57,8 +57,10 @@ Storage::Storage(const KvConfig& config, std::span<const GroupPlan> groups)
     }
 }
 
+size_t Storage::key_nbytes(size_t layer) const { return kv::key_nbytes(views_[layer]); }
+
 size_t Storage::cell_nbytes(size_t layer) const {
-  return key_nbytes(views_[layer]) + value_nbytes(views_[layer]);
+  return kv::key_nbytes(views_[layer]) + value_nbytes(views_[layer]);
 }
 
 void Storage::copy(size_t layer, std::span<const CellMove> moves) {

@@ -34,6 +34,7 @@ class Storage {
   RemoteCells* remote(size_t layer) const { return remote_[layer].get(); }
   // Bytes of the keys and values of a cell of a layer.
   size_t cell_nbytes(size_t layer) const;
+  size_t key_nbytes(size_t layer) const;
   // Copies cells of a layer, bit for bit, in this order.
   void copy(size_t layer, std::span<const CellMove> moves);
   // Reads or writes cells of a layer, one after the other: each has its keys head by head, then its
