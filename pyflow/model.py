@@ -10,10 +10,10 @@ from pyflow.adapters import Given
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.embed.model import EmbeddingModel
 from pyflow.engine.context import CacheType
+from pyflow.engine.members.choice import NumaChoice
 from pyflow.engine.offload import Offload
 from pyflow.engine.session_file import SessionFile
 from pyflow.engine.sources import reads_sources
-from pyflow.engine.topology import NumaMode, Placement
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Overrides
 from pyflow.generate import Options
@@ -27,7 +27,7 @@ def load(
     path: str | Path,
     *,
     n_threads: int | None = None,
-    numa: NumaMode | Placement | None = None,
+    numa: NumaChoice | None = None,
     quantize: str | None = None,
     overrides: Overrides | None = None,
     layers: Sequence[int] = (),
@@ -41,7 +41,8 @@ def load(
     that pulls a model.
     n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
     machine with several memory nodes: a mode of `--numa`, or a plan of one's own; None chooses by
-    `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a weight
+    `topology.default_numa`, and auto measures whether members would be faster. What the system
+    refuses of it, or the model, is a PlacementWarning. quantize: a weight
     format such as "q8_0": weights in F32, F16 or BF16 become that format while they are loaded;
     quantized weights stay as they are. overrides: what replaces the model's
     configuration. layers: load only these layers of the model, as a draft model by some of its

@@ -15,6 +15,7 @@ from pyflow.engine.context import (
     context_args,
 )
 from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.members.pools import context_nbytes
 from pyflow.engine.memory import available_nbytes
 from pyflow.errors import ShapeError
 from pyflow.speculate import Speculator
@@ -101,7 +102,7 @@ def _cells(model: LoadedModel, n_ctx: int, n_cells: int, cache_type: CacheType) 
     """So many, as far as they fit into the memory that is left; at least those of a text."""
     n_texts = -(-n_cells // n_ctx)
     args = context_args(model.spec, n_cells, n_texts, min(DEFAULT_BATCH, n_cells), cache_type)
-    kv, _ = _core.Context.memory(model.stage, **args)
+    kv, _ = context_nbytes(model.stages, **args)
     shares = [1.0]
     if kv:
         shares.append(_SHARE * available_nbytes() / kv)

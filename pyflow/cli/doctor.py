@@ -75,6 +75,7 @@ def _examine() -> dict[str, Any]:
         "threads_why": why,
         "numa": numa,
         "numa_why": numa_why,
+        "members": len(topology.place(machine, n_threads, "members").members),
         "threads_of_nodes": {node.number: node.n_threads for node in placement.nodes},
         "memory_total": psutil.virtual_memory().total,
         "memory_available": available,
@@ -147,4 +148,6 @@ def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _numa(found: dict[str, Any]) -> str:
     threads = [f"{n} on node {node}" for node, n in found["threads_of_nodes"].items()]
     split = f", threads: {', '.join(threads)}" if threads else ""
+    if found["members"] and found["numa"] != "off":
+        split += f"; or {found['members']} members where they are measured to be faster"
     return f"{found['numa']}: {found['numa_why']}{split} (--numa sets it)"

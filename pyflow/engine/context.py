@@ -12,6 +12,7 @@ from pyflow import _core
 from pyflow.adapters import Adapters
 from pyflow.arguments import one_of, whole, whole_numbers
 from pyflow.closing import Closing
+from pyflow.engine.members.pools import context as of_members
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.sources import SourceEncoder, states_of
 from pyflow.errors import CancelledError, PyflowError, ShapeError
@@ -66,25 +67,25 @@ class Context(Closing):
     def __init__(
         self,
         model: ModelFiles,
-        stage: _core.Stage,
+        stages: Sequence[_core.Stage],
         args: ContextArgs,
         layers: Sequence[int] = (),
         sources: SourceEncoder | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """model: whose weights the stage has. layers: those that run; an empty list runs all.
-        sources: reads those of a model that has some."""
+        """model: whose weights the stages have, one or those of all members. layers: those that
+        run; an empty list runs all. sources: reads those of a model that has some."""
         self.model, self._sources = model, sources
-        self.n_ctx = args["n_ctx"]
-        self.n_seq_max = args["n_seq_max"]
+        self.n_ctx, self.n_seq_max = args["n_ctx"], args["n_seq_max"]
         self.n_batch = args["n_batch"]
         self.cache_type = args["cache_type"]
         self.n_source = args["n_source"]
         run = whole_numbers("layers", layers).tolist()
-        self._native: _core.Context | None = _core.Context(stage, layers=run, **args)
-        self.prefill = stage.prefill
+        self._native: _core.Context | None = of_members(stages, run, **args)
+        self.stages = stages  # none after it has been closed
+        self.prefill = stages[0].prefill
         """The arithmetic of prompts: a name, which is decode where they have none of their own."""
-        self.shifts = stage.shifts
+        self.shifts = stages[0].shifts
         """Whether cells may move: not where the model has learned embeddings of positions."""
         self._interrupted = False
         self.adapters = adapters
@@ -154,10 +155,9 @@ class Context(Closing):
         return _core.step(self.native, entries, first_layer, rows)
 
     def declare(self, seq: int, n_positions: int) -> None:
-        """Says how many positions a sequence may take; before, it is n_ctx.
-
-        Models with frequencies of their own for long texts (LongRoPE) choose by this number. So a
-        text has the same bits in a context that others share. ShapeError: the sequence has cells.
+        """Says how many positions a sequence may take; before, it is n_ctx. Models with frequencies
+        of their own for long texts (LongRoPE) choose by this number. So a text has the same bits in
+        a context that others share. ShapeError: the sequence has cells.
         """
         self.native.declare(whole("seq", seq), whole("n_positions", n_positions, 1))
 
@@ -363,7 +363,7 @@ class Context(Closing):
 
     def close(self) -> None:
         """Frees the cache; idempotent."""
-        self._native = None
+        self._native, self.stages = None, ()
 
 
 def context_args(

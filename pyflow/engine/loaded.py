@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.adapters import Adapters, Given
-from pyflow.arguments import whole, whole_numbers
+from pyflow.arguments import whole_numbers
 from pyflow.closing import Closing
 from pyflow.devices import Device
 from pyflow.engine.context import (
@@ -27,20 +27,13 @@ from pyflow.engine.context import (
     Tokens,
     context_args,
 )
+from pyflow.engine.members.choice import NumaChoice, pools_of
+from pyflow.engine.members.pools import Pools, context_nbytes
 from pyflow.engine.memory import MemoryPlan, available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
 from pyflow.engine.offload import Offload, Placed, most_that_fit, place_auto
 from pyflow.engine.offload import place as place_layers
 from pyflow.engine.sources import SourceEncoder, source_bytes, source_stage
-from pyflow.engine.topology import (
-    NumaMode,
-    Placement,
-    cgroup_cpus,
-    choose_threads,
-    default_numa,
-    place,
-    this_machine,
-)
 from pyflow.errors import (
     PlacementWarning,
     PyflowError,
@@ -60,7 +53,7 @@ _PROBED_NBYTES = 256 << 20  # far more than caches hold
 def plan(
     path: str | Path,
     *,
-    numa: NumaMode | Placement | None = None,
+    numa: NumaChoice | None = None,
     quantize: str | None = None,
     overrides: Overrides | None = None,
     offload: Offload | None = None,
@@ -72,12 +65,13 @@ def plan(
     """
     checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
     spec = build_spec(checkpoint)
-    pool, _ = _placed_pool(None, numa)
+    usual = None if numa == "auto" else numa  # a measurement would load layers
+    pools, _ = pools_of(checkpoint, spec, None, usual, alone=offload is not None)
     args = context_args(spec, **sizes)
     if offload is not None:
         offload = replace(offload, n_ctx=args["n_ctx"])
-    placed, _ = _placed_layers(checkpoint, spec, pool, offload)
-    return _plan(checkpoint, spec, planned(checkpoint, spec, pool, placed), args, placed)
+    placed, _ = _placed_layers(checkpoint, spec, pools.first, offload)
+    return _plan(checkpoint, spec, _outlines(checkpoint, spec, pools, placed), args, placed)
 
 
 def planned(
@@ -124,6 +118,14 @@ def encoder_writes_nothing(spec: ModelSpec) -> str:
     )
 
 
+def _outlines(
+    checkpoint: Checkpoint, spec: ModelSpec, pools: Pools, placed: Placed | None
+) -> list[_core.Stage]:
+    """As `planned`, of all members."""
+    one = planned(checkpoint, spec, pools.first, placed)
+    return [one] if len(pools.all) == 1 else pools.stages(checkpoint, spec.stage(), load=False)
+
+
 class LoadedModel(ModelFiles, Closing):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
@@ -135,7 +137,7 @@ class LoadedModel(ModelFiles, Closing):
         path: str | Path,
         *,
         n_threads: int | None = None,
-        numa: NumaMode | Placement | None = None,
+        numa: NumaChoice | None = None,
         quantize: str | None = None,
         overrides: Overrides | None = None,
         layers: Sequence[int] = (),
@@ -143,13 +145,12 @@ class LoadedModel(ModelFiles, Closing):
         adapters: Sequence[Given] = (),
     ) -> None:
         self._offload, self._given_adapters = offload, adapters
+        self._wanted = n_threads, numa
         self.placed: Placed | None = None
         """Which layers a device has, if one has any."""
         self.placement_note = ""
-        """What --gpu-layers auto chose, for people."""
-        self._pool, self.placement = _placed_pool(n_threads, numa)
-        self.n_threads = self._pool.n_threads
-        self._stage: _core.Stage | None = None
+        """What --gpu-layers auto chose, or numa auto, for people."""
+        self._stages: list[_core.Stage] = []
         self._sources: SourceEncoder | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
         if self.inexact:
@@ -162,7 +163,7 @@ class LoadedModel(ModelFiles, Closing):
             warnings.warn(
                 f"compiled programs are not kept: {refusal}", PlacementWarning, stacklevel=2
             )
-        if refusals := self._pool.placement.refusals:
+        if refusals := self._pools.refusals:
             warnings.warn(
                 f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
                 "lies where threads touch it first",
@@ -171,15 +172,16 @@ class LoadedModel(ModelFiles, Closing):
             )
 
     def _pack(self) -> None:
-        """Loads the weights, by the threads of the pool."""
-        copies = self.placement.n_copies
-        native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
-        self.placed, self.placement_note = _placed_layers(
-            self.checkpoint, self.spec, self._pool, self._offload
-        )
-        need, on_device = self._weight_bytes(self.placed)
+        """Loads the weights, by the threads of the pools."""
+        alone = self._offload is not None or bool(self._given_adapters)
+        self._pools, told = pools_of(self.checkpoint, self.spec, *self._wanted, alone=alone)
+        self.placement, self.n_threads = self._pools.placement, self._pools.n_threads
+        copies, pool = self.placement.n_copies, self.pool
+        self.placed, on_device = _placed_layers(self.checkpoint, self.spec, pool, self._offload)
+        self.placement_note = told or on_device
+        need, of_devices = self._weight_bytes(self.placed)
         if self.placed is not None:
-            self.placed.check(on_device, "the weights", self._layers_that_fit)
+            self.placed.check(of_devices, "the weights", self._layers_that_fit)
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = "choose a smaller model"
@@ -191,19 +193,24 @@ class LoadedModel(ModelFiles, Closing):
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
                 f"close other programs, or {hint}"
             )
-        offload = None if self.placed is None else self.placed.native
-        self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as, offload=offload)
-        encoder = source_stage(self.checkpoint, self.spec, self._pool, load=True)
+        native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
+        if self.placed is None:
+            self._stages = self._pools.stages(self.checkpoint, spec)
+        else:
+            offload = self.placed.native
+            self._stages = [_core.Stage(native, spec, pool, pack_as=pack_as, offload=offload)]
+        encoder = source_stage(self.checkpoint, self.spec, pool, load=True)
         if encoder is not None:
-            self._sources = SourceEncoder(self.spec, encoder, self._stage)
+            self._sources = SourceEncoder(self.spec, encoder, self.stage)
         if self._given_adapters:
-            self.adapters = Adapters(self._stage, self._description, self._given_adapters)
+            self.adapters = Adapters(self.stage, self._description, self._given_adapters)
 
     def _weight_bytes(self, placed: Placed | None) -> tuple[int, Sequence[int]]:
         """Here and on each device."""
-        outline = planned(self.checkpoint, self.spec, self._pool, placed)
-        encoder = source_stage(self.checkpoint, self.spec, self._pool, load=False)
-        return outline.weight_bytes + source_bytes(encoder)[0], outline.device_weight_bytes
+        outlines = _outlines(self.checkpoint, self.spec, self._pools, placed)
+        encoder = source_stage(self.checkpoint, self.spec, self.pool, load=False)
+        here = sum(outline.weight_bytes for outline in outlines)
+        return here + source_bytes(encoder)[0], outlines[0].device_weight_bytes
 
     def _layers_that_fit(self, args: ContextArgs | None = None) -> int:
         """So many from the end, with a context."""
@@ -213,7 +220,7 @@ class LoadedModel(ModelFiles, Closing):
 
         def fits(n: int) -> bool:
             fewer = place_layers(replace(offload, n_layers=n), n_layers)
-            outline = planned(self.checkpoint, self.spec, self._pool, fewer)
+            outline = planned(self.checkpoint, self.spec, self.pool, fewer)
             return fewer.fits(_device_bytes(outline, args))
 
         return most_that_fit(fits, n_layers)
@@ -248,14 +255,21 @@ class LoadedModel(ModelFiles, Closing):
         return self.stage.isa
 
     @property
-    def stage(self) -> _core.Stage:
-        if self._stage is None:
+    def stages(self) -> Sequence[_core.Stage]:
+        """Of each member; mostly one."""
+        if not self._stages:
             raise PyflowError(f"{self.path}: the model has been closed")
-        return self._stage
+        return self._stages
+
+    @property
+    def stage(self) -> _core.Stage:
+        """The only one, or member 0's."""
+        return self.stages[0]
 
     @property
     def pool(self) -> _core.ThreadPool:
-        return self._pool
+        """That of `stage`."""
+        return self._pools.first
 
     def context(
         self,
@@ -277,7 +291,7 @@ class LoadedModel(ModelFiles, Closing):
         if self.spec.is_encoder:
             raise UnsupportedError(encoder_writes_nothing(self.spec))
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type, n_source)
-        memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
+        memory = _plan(self.checkpoint, self.spec, self.stages, args, self.placed)
         if self.placed is not None:
             self.placed.check(
                 [part.nbytes for part in memory.devices],
@@ -289,7 +303,7 @@ class LoadedModel(ModelFiles, Closing):
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
-        return Context(self, self.stage, args, layers, self._sources, self.adapters)
+        return Context(self, self.stages, args, layers, self._sources, self.adapters)
 
     def logits(self, tokens: Tokens, source: Tokens | None = None) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab). source: of a model
@@ -304,7 +318,7 @@ class LoadedModel(ModelFiles, Closing):
 
     def close(self) -> None:
         """Frees the weights once no context uses them; idempotent."""
-        self._stage = self._sources = None
+        self._stages, self._sources = [], None
 
 
 def _placed_layers(
@@ -333,39 +347,24 @@ def _device_bytes(stage: _core.Stage, args: ContextArgs) -> list[int]:
     return [sum(both) for both in zip(stage.device_weight_bytes, contexts, strict=True)]
 
 
-def _placed_pool(
-    n_threads: int | None, numa: NumaMode | Placement | None
-) -> tuple[_core.ThreadPool, Placement]:
-    """Threads on their cores; None for a number or a mode chooses one."""
-    machine = this_machine()
-    if isinstance(numa, Placement) and numa.nodes:
-        n_threads = n_threads or sum(node.n_threads for node in numa.nodes)
-    elif n_threads is None:
-        n_threads, _ = choose_threads(machine, cgroup_cpus())
-    n_threads = whole("n_threads", n_threads, 1, _core.MAX_THREADS)
-    if not isinstance(numa, Placement):
-        numa = place(machine, n_threads, numa or default_numa(machine)[0])
-    return _core.ThreadPool(n_threads, placement=numa.native()), numa
-
-
 def _plan(
     checkpoint: Checkpoint,
     spec: ModelSpec,
-    stage: _core.Stage,
+    stages: Sequence[_core.Stage],
     args: ContextArgs,
     placed: Placed | None,
 ) -> MemoryPlan:
     if spec.is_encoder:  # which keeps nothing: a text of n_ctx tokens in one step
-        kv, scratch = 0, _core.TextEncoder.nbytes(stage, max(args["n_batch"], args["n_ctx"]))
+        kv, scratch = 0, _core.TextEncoder.nbytes(stages[0], max(args["n_batch"], args["n_ctx"]))
     else:
-        kv, scratch = _core.Context.memory(stage, **args)
+        kv, scratch = context_nbytes(stages, **args)
     outline = source_stage(checkpoint, spec, _core.ThreadPool(1), load=False)
     more_weights, more_scratch = source_bytes(outline)
     return MemoryPlan(
         gpu_layers=0 if placed is None else placed.n_layers,
         gpu_experts=0 if placed is None else placed.n_experts,
-        devices=() if placed is None else placed.parts(_device_bytes(stage, args)),
-        weights=stage.weight_bytes + more_weights,
+        devices=() if placed is None else placed.parts(_device_bytes(stages[0], args)),
+        weights=sum(stage.weight_bytes for stage in stages) + more_weights,
         kv=kv,
         scratch=scratch + more_scratch,
         tokenizer=memory_nbytes(checkpoint, spec.n_vocab),

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pyflow import formats
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import CacheType, Context
+from pyflow.engine.members.cells import JoinedCells, joined_cells
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.origins import Ranges, cell_names, drawn_in, tokens_of
 from pyflow.errors import FormatError, UnsupportedError
@@ -90,13 +91,14 @@ class SavedText:
             (n - first, size) for first, size in zip(firsts, sizes, strict=True)
         ]:
             raise FormatError(f"{self.path}: cells: expected those of {n:,} tokens in each layer")
+        joined = _cells(context)
         for begin in range(0, n, context.n_batch):
             end = min(begin + context.n_batch, n)
             rows = [
                 cells[max(0, begin - first) : max(0, end - first)]
                 for first, cells in zip(firsts, self.cells, strict=True)
             ]
-            context.native.restore_cells(cached.seq, begin, end - begin, rows)
+            joined.restore(cached.seq, begin, end - begin, rows)
         cached.tokens = self.names if context.has_prefill else [*self.tokens]
 
 
@@ -201,16 +203,24 @@ def _ranges(note: str) -> Ranges:
 
 def _parts(context: Context, seq: int, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.uint8]]:
     yield tokens.view(np.uint8)
+    cells = _cells(context)
     for layer, first in enumerate(_firsts(context, tokens.size)):
-        yield context.native.read_cells(layer, seq, first, tokens.size).reshape(-1)
+        yield cells.read(layer, seq, first, tokens.size).reshape(-1)
 
 
 def _shapes(context: Context, seq: int, n: int) -> list[tuple[int, int]]:
     """Per layer: how many cells of a text of n tokens are kept, and the bytes of one."""
+    cells = _cells(context)
     return [
-        (n - first, context.native.read_cells(layer, seq, n, n).shape[1])
+        (n - first, cells.read(layer, seq, n, n).shape[1])
         for layer, first in enumerate(_firsts(context, n))
     ]
+
+
+def _cells(context: Context) -> JoinedCells:
+    return joined_cells(
+        context.native, context.stages, context.model.checkpoint, context.model.spec
+    )
 
 
 def _firsts(context: Context, n: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,7 +13,7 @@ from pyflow import _core
 from pyflow.arguments import one_of
 from pyflow.text import counted, plural
 
-NumaMode = Literal["off", "interleave", "local", "mirror"]
+NumaMode = Literal["off", "interleave", "local", "mirror", "members"]
 NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
 
 
@@ -48,6 +48,17 @@ class Topology:
         """Numbers of the memory nodes that they are next to."""
         return sorted({cpu.node for cpu in self.cpus})
 
+    @property
+    def sockets(self) -> list[set[int]]:
+        """The packages of each socket that has memory of its own. Packages that share a memory node
+        are one: so virtual machines present single cores."""
+        found: list[set[int]] = []
+        for node in self.nodes:
+            own = {cpu.package for cpu in self.cpus if cpu.node == node}
+            joined = own.union(*(each for each in found if each & own))
+            found = [*(each for each in found if not each & own), joined]
+        return sorted(found, key=min)
+
     def __str__(self) -> str:
         fast, cores = self.cores(fast_only=True), self.cores()
         kinds = f"{fast} fast and {cores - fast} slow" if 0 < fast < cores else f"{cores}"
@@ -70,11 +81,17 @@ class Node:
 class Placement:
     """Which threads go with which memory node; csrc/core/placement.h says what the modes do.
 
-    Threads are numbered node by node. Off has no nodes.
+    Threads are numbered node by node. Off has no nodes. members: of the mode of that name, the
+    placement of each: as local, on the nodes of its socket.
     """
 
     mode: NumaMode
     nodes: tuple[Node, ...] = ()
+    members: tuple[Placement, ...] = ()
+
+    @property
+    def n_threads(self) -> int:
+        return sum(node.n_threads for node in self.nodes)
 
     @property
     def n_copies(self) -> int:
@@ -82,6 +99,7 @@ class Placement:
         return len(self.nodes) if self.mode == "mirror" else 1
 
     def native(self) -> _core.Placement:
+        """Of one team of threads; members have one each."""
         return _core.Placement(self.mode, [(n.number, n.cpus, n.n_threads) for n in self.nodes])
 
 
@@ -170,33 +188,44 @@ def choose_threads(machine: Topology, quota: float) -> tuple[int, str]:
 
 
 def place(machine: Topology, n_threads: int, mode: NumaMode) -> Placement:
-    """Threads in equal parts on the cores, and so on their nodes.
+    """Threads in equal parts on the cores, and so on their nodes and sockets.
 
     Interleave takes all nodes, for its threads run anywhere, the others those that have threads.
-    UnsupportedError for an unknown mode.
+    Members on one socket are one team, as local. UnsupportedError for an unknown mode.
     """
     one_of("numa", mode, NUMA_MODES)
     if mode == "off" or not machine.cpus:
         return Placement("off")
     fast = machine.cores(fast_only=True)
-    of_node = {
-        (cpu.package, cpu.core): cpu.node
+    of_core = {
+        (cpu.package, cpu.core): (cpu.node, cpu.package)
         for cpu in machine.cpus
         if cpu.fast or not fast or n_threads > fast
     }
-    cores = sorted(of_node.values())
+    cores = sorted(of_core.values())
     threads = [cores[i * len(cores) // n_threads] for i in range(n_threads)]
-    nodes = machine.nodes if mode == "interleave" else sorted(set(threads))
-    return Placement(
-        mode,
-        tuple(
-            Node(
-                number=node,
-                cpus=tuple(cpu.number for cpu in machine.cpus if cpu.node == node),
-                n_threads=threads.count(node),
-            )
-            for node in nodes
-        ),
+    if mode != "members":
+        numbers = machine.nodes if mode == "interleave" else sorted({node for node, _ in threads})
+        return Placement(mode, _nodes(machine, numbers, [node for node, _ in threads]))
+    members = tuple(
+        Placement("local", _nodes(machine, sorted({*own}), own))
+        for packages in machine.sockets
+        if (own := [node for node, package in threads if package in packages])
+    )
+    if len(members) == 1:
+        return members[0]
+    return Placement(mode, tuple(node for each in members for node in each.nodes), members)
+
+
+def _nodes(machine: Topology, numbers: Iterable[int], threads: Sequence[int]) -> tuple[Node, ...]:
+    """threads: the node of each."""
+    return tuple(
+        Node(
+            number=node,
+            cpus=tuple(cpu.number for cpu in machine.cpus if cpu.node == node),
+            n_threads=threads.count(node),
+        )
+        for node in numbers
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.engine.members.pools import total
 from pyflow.engine.offload import described
 from pyflow.quant import FORMATS, read_as
 from pyflow.specs.blocks.moe import Moe
@@ -84,7 +85,8 @@ def measure(
             for run, test in turns:
                 _go_to(context, tokens[: test.n_depth])
                 spent = _timed(context, test, tokens)
-                bound = (model.stage.dot_rate if test.n_prompt else model.stage.read_rate)(_PROBES)
+                probe = _core.Stage.dot_rate if test.n_prompt else _core.Stage.read_rate
+                bound = total(model.stages, lambda stage, probe=probe: probe(stage, _PROBES))  # type: ignore[misc]
                 if run >= 0:  # the first turn warms up
                     samples[test].append(spent)
                     bounds[test].append(bound)
@@ -207,7 +209,8 @@ def _bounds(model: Model, test: Test, ns: float, bound: float) -> dict[str, floa
             return found
         rate, of = multiplies / ns, 3
     else:
-        rate, of = test.n_passes * model.stage.token_bytes / ns, 0
+        nbytes = sum(stage.token_bytes for stage in model.stages)
+        rate, of = test.n_passes * nbytes / ns, 0
     found |= zip(keys[of:], (rate, bound / _GIGA, rate * _GIGA / bound), strict=False)
     return found
 

@@ -21,7 +21,6 @@ from pyflow.cli.options.inputs import once
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
     NUMA_MODES,
-    NumaMode,
     cgroup_cpus,
     choose_threads,
     this_machine,
@@ -29,8 +28,8 @@ from pyflow.engine.topology import (
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
+    from pyflow.engine.members.choice import NumaChoice
     from pyflow.engine.offload import Offload
-    from pyflow.engine.topology import Placement
     from pyflow.formats import Overrides
     from pyflow.formats.overrides import Single
     from pyflow.model import Model
@@ -113,7 +112,8 @@ threads = option(
 numa = option(
     "--numa",
     "Where weights go on a machine with several memory nodes: interleaved over all, each "
-    "thread's share near it, or a copy on each.  [default: as 'pyflow doctor' shows]",
+    "thread's share near it, a copy on each, or a member on each socket, with rows and cells of "
+    "its own.  [default: as 'pyflow doctor' shows]",
     type=click.Choice(NUMA_MODES),
 )
 quantize = option(
@@ -315,7 +315,7 @@ def default_model() -> str:
 def load(
     name: str | None,
     n_threads: int | None,
-    numa: NumaMode | Placement | None,
+    numa: NumaChoice | None,
     *,
     quantize: str | None = None,
     overrides: Overrides | None = None,

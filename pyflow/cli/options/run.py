@@ -18,7 +18,7 @@ from pyflow.cli.options.groups import F, Option, grouped, option
 from pyflow.cli.options.pipeline import PipelineOptions
 from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
 from pyflow.cli.options.rules import Rule, is_given
-from pyflow.cli.options.speculation import SpeculationOptions
+from pyflow.cli.options.speculation import SpeculationOptions, uses_trained
 from pyflow.cluster.supervise.lifeline import Numbers, of_process
 from pyflow.errors import PyflowError, UnsupportedError
 
@@ -43,6 +43,8 @@ class RunOptions:
     threads: int | Sequence[int] | None = None
     """Several for commands that run once per number."""
     numa: NumaMode | None = None
+    measures: bool = False
+    """Whether the mode is measured unless it is given."""
     quantize: str | None = None
     overrides: Overrides | None = None
     offload: Offload | None = None
@@ -97,7 +99,7 @@ class RunOptions:
         loaded = models.load(
             name or self.model,
             self.n_threads,
-            self.numa,
+            self.numa or ("auto" if self._may_share else None),
             quantize=self.quantize,
             overrides=self.overrides,
             offload=self.offload and replace(self.offload, n_ctx=self.n_ctx or None),
@@ -109,6 +111,12 @@ class RunOptions:
 
             raise UnsupportedError(reads_sources(loaded.spec))
         return loaded
+
+    @property
+    def _may_share(self) -> bool:
+        """Whether members could do all that is asked: trained speculators need a whole head."""
+        method = "none" if self.speculation is None else self.speculation.method
+        return self.measures and (method == "none" or not uses_trained([method]))
 
     @contextmanager
     def speculator(self, model: AnyModel) -> Iterator[Speculator | None]:
@@ -163,6 +171,7 @@ def _run(
     *,
     speculation: SpeculationOptions | None = None,
     pipeline: PipelineOptions | None = None,
+    measures: bool = False,
     **values: Any,
 ) -> RunOptions:
     if models := values.get("models"):
@@ -175,13 +184,14 @@ def _run(
             is_given("gpu_inexact"),
             adapters=values.get("adapters", ()),
         )
-    return RunOptions(speculation=speculation, pipeline=pipelined, **values)
+    return RunOptions(speculation=speculation, pipeline=pipelined, measures=measures, **values)
 
 
-def run_options(*options: Option) -> Callable[[F], F]:
+def run_options(*options: Option, measures: bool = False) -> Callable[[F], F]:
     """Adds options of a run to a command, which receives `run: RunOptions` in their place."""
     rules = [NO_ADAPTERS] if adapters in options else []
-    return grouped("run", _run, *options, rules=rules, topic="model")
+    made = functools.partial(_run, measures=measures)
+    return grouped("run", made, *options, rules=rules, topic="model")
 
 
 def run_with_pipelines(*options: Option) -> Callable[[F], F]:
@@ -204,7 +214,7 @@ def run_with_pipelines(*options: Option) -> Callable[[F], F]:
                 return function(*args, run=run, **values)
             return _over_ranks(pipeline, run, lambda: function(*args, run=run, **values))
 
-        return run_options(*options)(wrapper)  # type: ignore[return-value]
+        return run_options(*options, measures=True)(wrapper)  # type: ignore[return-value]
 
     return decorate
 

@@ -190,7 +190,7 @@ class SpeculationOptions:
         """One for each method, with the same draft models and text."""
         with ExitStack() as stack:
             drafts = stack.enter_context(_draft_models(target, self.drafts))
-            trained = _trained(target, self.drafts, methods) if _uses_trained(methods) else None
+            trained = _trained(target, self.drafts, methods) if uses_trained(methods) else None
             options = replace(self._options(target), draft_models=drafts, trained=trained)
             yield [
                 stack.enter_context(speculator(target, replace(options, method=name)))
@@ -273,7 +273,7 @@ def heads_of_stage(
     return find.heads_of_stage(model, stage, drafts.trained, is_wanted=method in HEADS)
 
 
-def _uses_trained(methods: Sequence[str]) -> bool:
+def uses_trained(methods: Sequence[str]) -> bool:
     return any(map(_drafts_from("trained"), (METHODS[name] for name in methods)))
 
 

@@ -80,7 +80,7 @@ class Kangaroo(Method):
             )
             model, layers = self.adapter.model, range(self.adapter.exit_layer)
             shallow = model.context(layers=layers, **args)
-            self._contexts = shallow, Context(model, self.adapter.stage, args)
+            self._contexts = shallow, Context(model, [self.adapter.stage], args)
         return self._contexts
 
 

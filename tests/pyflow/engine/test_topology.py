@@ -154,6 +154,54 @@ def test_threads_keep_to_the_affinity_mask(tmp_path: Path) -> None:
     ]
 
 
+def virtual_machine(root: Path) -> int:
+    """Eight packages of one core, four of which share a memory node."""
+    add_cpus(root, ((n, n, 0) for n in range(8)))
+    write(root / "system/node/node0/cpulist", "0-3")
+    write(root / "system/node/node1/cpulist", "4-7")
+    return 8
+
+
+@pytest.mark.parametrize(
+    ("lay_out", "n_threads", "nodes"),
+    [
+        (two_sockets, 40, [[(0, 20)], [(1, 20)]]),
+        (two_sockets, 3, [[(0, 2)], [(1, 1)]]),
+        (eight_nodes, 64, [[(n, 8) for n in range(4)], [(n, 8) for n in range(4, 8)]]),
+        (eight_nodes, 2, [[(0, 1)], [(4, 1)]]),
+        (virtual_machine, 8, [[(0, 4)], [(1, 4)]]),
+    ],
+)
+def test_each_socket_has_a_member_with_the_memory_next_to_it(
+    tmp_path: Path, lay_out: object, n_threads: int, nodes: list[list[tuple[int, int]]]
+) -> None:
+    assert callable(lay_out)
+    machine = read_topology(range(lay_out(tmp_path)), tmp_path)
+    placement = place(machine, n_threads, "members")
+    assert placement.mode == "members"
+    assert (placement.n_threads, placement.n_copies) == (n_threads, 1)
+    assert {member.mode for member in placement.members} == {"local"}
+    found = [[(n.number, n.n_threads) for n in member.nodes] for member in placement.members]
+    assert found == nodes
+    cpus = [{c for node in member.nodes for c in node.cpus} for member in placement.members]
+    assert not cpus[0] & cpus[1]
+
+
+def test_members_follow_the_affinity_mask_and_threads_on_one_socket_have_none(
+    tmp_path: Path,
+) -> None:
+    two_sockets(tmp_path)
+    machine = read_topology([0, 1, 2, 20, 40], tmp_path)
+    found = place(machine, 4, "members").members
+    assert [(n.cpus, n.n_threads) for member in found for n in member.nodes] == [
+        ((0, 1, 2, 40), 3),
+        ((20,), 1),
+    ]
+    assert place(machine, 1, "members") == place(machine, 1, "local")
+    one_socket = read_topology(range(20), tmp_path)
+    assert place(one_socket, 20, "members") == place(one_socket, 20, "local")
+
+
 @pytest.mark.parametrize("mode", NUMA_MODES)
 def test_a_machine_of_one_node_has_all_on_it(tmp_path: Path, mode: NumaMode) -> None:
     machine = read_topology(range(big_little(tmp_path)), tmp_path)
