@@ -193,6 +193,7 @@ settings = grouped(
     model.cache_type,
     speculation,
     pipelines,
+    serves=True,
 )
 @settings
 def command(*, run: RunOptions, settings: Settings) -> None:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pyflow.cluster.mpi.layers import Placement, Ranks, Splitter, placement
-from pyflow.cluster.planning.layouts import Layout, Shareable, best_layout, predicting
+from pyflow.cluster.planning.layouts import Layout, Predict, Shareable, best_layout
 from pyflow.cluster.planning.members import shared_heads
 from pyflow.cluster.planning.plan import ClusterProfile, evaluate_split
 from pyflow.cluster.planning.predict import (
     Drafts,
     Prediction,
+    Requests,
     acceptance,
     best_split,
     choose,
@@ -53,7 +54,8 @@ class Automatic:
 
     make: the strategy, if it is fixed; None chooses the fastest. given: the layers, if they are
     fixed. drafts: their cost and expected acceptance; None if there is no drafter. layout: stages,
-    and ranks that share each; or "auto", the fastest. None: each rank is a stage.
+    and ranks that share each; or "auto", the fastest. None: each rank is a stage. requests: those
+    of a server, of which there should be many in a time.
     """
 
     make: Make | None
@@ -61,6 +63,7 @@ class Automatic:
     drafts: Drafts | None
     tell: Tell
     layout: tuple[int, int] | Literal["auto"] | None = None
+    requests: Requests | None = None
     planned: SplitPlan | None = field(default=None, init=False)
     """The expected times of the split; None until it is chosen."""
     _chooser: Chooser | None = field(default=None, init=False)
@@ -81,13 +84,13 @@ class Automatic:
             by_rank = placement(self.given(ranks)).layers
             held = [by_rank[profile.rank] for profile in pipeline.ranks]
         if self.make is None:
-            found = predictions(pipeline, drafts, layers=held)
+            found = predictions(pipeline, drafts, layers=held, requests=self.requests)
             best = choose(found)
             self.tell(_why(best, found, drafts))
             self._chooser = Chooser(pipeline, best, drafts, self.tell)
             self.planned = best.split
         elif held is None:
-            self.planned = best_split(pipeline, self.make, drafts).split
+            self.planned = best_split(pipeline, self.make, drafts, self.requests).split
         else:
             self.planned = evaluate_split(pipeline, held)
         self.tell(_placed(self.planned, spent, layout))
@@ -103,7 +106,8 @@ class Automatic:
         if self.layout != "auto":
             return cluster.fixed(*self.layout)
         apart = drafts is not None and drafts.beside
-        return best_layout([*cluster.layouts(apart=apart)], predicting(drafts, self.make)).layout
+        predict = Predict(drafts, self.make, self.requests)
+        return best_layout([*cluster.layouts(apart=apart)], predict).layout
 
     def strategy(self, model: PipelinedModel) -> Strategy | Chooser:
         """The strategy for the chosen layers."""
@@ -160,7 +164,10 @@ def _why(best: Prediction, found: Sequence[Prediction], drafts: Drafts | None) -
         f", {each.kind} {each.tokens_per_s:.1f}" for each in found if each.kind != best.kind
     )
     right = "" if drafts is None else f", if {drafts.acceptance:.0%} of drafts are accepted"
-    return f"{best.strategy}: {best.tokens_per_s:.1f} tokens/s expected{others}{right}"
+    served = ""
+    if best.requests_per_s is not None:
+        served = f", {60 * best.requests_per_s:.1f} requests a minute"
+    return f"{best.strategy}: {best.tokens_per_s:.1f} tokens/s expected{served}{others}{right}"
 
 
 def _placed(planned: SplitPlan, spent: float, layout: Layout) -> str:

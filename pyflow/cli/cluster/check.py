@@ -84,7 +84,7 @@ def command(
     """
     if places is not None:
         return _start(ctx, places)
-    from pyflow.cluster.planning.layouts import Shareable, judge, predicting
+    from pyflow.cluster.planning.layouts import Predict, Shareable, judge
 
     found, drafts, drafters = _survey(run, drafting)
     if found is None:  # rank 0 prints
@@ -93,7 +93,7 @@ def command(
         drafts = replace(drafts, ms=found.draft_ms)
     cluster = Shareable(found.pipeline, found.sharing, found.gathers)
     layouts = [*cluster.layouts(apart=drafts.beside)]
-    told = Told(found, drafts, judge(layouts, predicting(drafts)))
+    told = Told(found, drafts, judge(layouts, Predict(drafts)))
     names = drafting.draft_models
     if output == "json":
         who = {"models": names, "ranks": drafters or (0,)} if names else {}

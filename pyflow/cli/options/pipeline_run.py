@@ -59,6 +59,8 @@ class PipelineRun:
     speculation: SpeculationOptions
     allow_inexact: bool = False
     """Whether devices of ranks may have other results than the CPU."""
+    serves: bool = False
+    """Many users ask, one after the other."""
     world: World | None = None
     """The ranks; None if stages are in this process."""
     drafters: tuple[int, ...] = ()
@@ -216,6 +218,7 @@ class PipelineRun:
         """The drafter, the strategy and the layers, or functions that choose these later."""
         from pyflow.cluster.automatic import Automatic
         from pyflow.cluster.model import N_BATCH
+        from pyflow.cluster.planning.predict import Requests
         from pyflow.cluster.planning.profile import drafts_by
         from pyflow.cluster.run.drafts import MethodDrafter, by_lookup, by_models
         from pyflow.cluster.run.guesses import GuessesDrafter
@@ -265,6 +268,7 @@ class PipelineRun:
             drafts=None if self.options.strategy == "iterative" else measured,
             tell=lambda line: click.echo(line, err=True),
             layout=self._layout,
+            requests=Requests(n_batch=N_BATCH) if self.serves else None,
         )
         return drafter, self.automatic.strategy, self.automatic.layers
 

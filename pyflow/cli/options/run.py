@@ -172,6 +172,7 @@ def _run(
     speculation: SpeculationOptions | None = None,
     pipeline: PipelineOptions | None = None,
     measures: bool = False,
+    serves: bool = False,
     **values: Any,
 ) -> RunOptions:
     if models := values.get("models"):
@@ -182,20 +183,22 @@ def _run(
             pipeline,
             speculation,
             is_given("gpu_inexact"),
+            serves=serves,
             adapters=values.get("adapters", ()),
         )
     return RunOptions(speculation=speculation, pipeline=pipelined, measures=measures, **values)
 
 
-def run_options(*options: Option, measures: bool = False) -> Callable[[F], F]:
+def run_options(*options: Option, measures: bool = False, serves: bool = False) -> Callable[[F], F]:
     """Adds options of a run to a command, which receives `run: RunOptions` in their place."""
     rules = [NO_ADAPTERS] if adapters in options else []
-    made = functools.partial(_run, measures=measures)
+    made = functools.partial(_run, measures=measures, serves=serves)
     return grouped("run", made, *options, rules=rules, topic="model")
 
 
-def run_with_pipelines(*options: Option) -> Callable[[F], F]:
-    """The same with the options of speculation and pipelines among them.
+def run_with_pipelines(*options: Option, serves: bool = False) -> Callable[[F], F]:
+    """The same with the options of speculation and pipelines among them. serves: many users, whose
+    requests count more than the speed of one.
 
     Over ranks, the command runs on rank 0 alone: the other ranks serve it, and end with it.
     """
@@ -214,7 +217,7 @@ def run_with_pipelines(*options: Option) -> Callable[[F], F]:
                 return function(*args, run=run, **values)
             return _over_ranks(pipeline, run, lambda: function(*args, run=run, **values))
 
-        return run_options(*options, measures=True)(wrapper)  # type: ignore[return-value]
+        return run_options(*options, measures=True, serves=serves)(wrapper)  # type: ignore[return-value]
 
     return decorate
 

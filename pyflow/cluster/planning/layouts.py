@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from pyflow.cluster.planning.members import Gathers, Sharing, grouped, speeds_of
 from pyflow.cluster.planning.plan import ClusterProfile, SplitPlan, evaluate_split, split
-from pyflow.cluster.planning.predict import Drafts, Prediction, best_split, choose, predictions
+from pyflow.cluster.planning.predict import (
+    Drafts,
+    Prediction,
+    Requests,
+    best_split,
+    choose,
+    predictions,
+)
+from pyflow.cluster.planning.simulation import cluster_times, read
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.wire.surveys import Group
 from pyflow.errors import ResourceError, UnsupportedError
@@ -66,6 +74,11 @@ class Judged:
         return self.best.tokens_per_s
 
     @property
+    def rate(self) -> float:
+        """By which layouts are compared."""
+        return self.best.rate
+
+    @property
     def runs_per_s(self) -> float:
         """Through a full pipeline, split for that."""
         return 1e3 / split(self.layout.pipeline, objective="throughput").run_ms
@@ -77,8 +90,31 @@ class Judged:
         return sum(len(g.ranks) for g in self.layout.groups if g.ranks[0] in used)
 
 
-# What is predicted of a layout's cluster; quickly or not.
-Predict = Callable[[ClusterProfile, bool], Sequence[Prediction]]
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """What is predicted of a layout's cluster.
+
+    make: the strategy for a number of stages; None: all kinds are tried. requests: as for
+    `predictions`.
+    """
+
+    drafts: Drafts | None
+    make: Callable[[int], Strategy] | None = None
+    requests: Requests | None = None
+
+    def __call__(self, pipeline: ClusterProfile, quickly: bool) -> Sequence[Prediction]:
+        if self.make is not None:
+            return [best_split(pipeline, self.make, self.drafts, self.requests)]
+        return predictions(pipeline, self.drafts, quickly=quickly, requests=self.requests)
+
+    def prompt_s(self, pipeline: ClusterProfile) -> float:
+        """At least so long does a prompt take; 0 if nobody serves."""
+        if self.requests is None:
+            return 0.0
+        n_rows = min(len(profile.layer_ms) for profile in pipeline.ranks)
+        ranges = split(pipeline, objective="throughput", n_rows=n_rows).ranges
+        times = cluster_times(pipeline, ranges, draft_ms=0)
+        return read(times, self.requests.n_prompt, self.requests.n_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +188,6 @@ class Shareable:
         return sorted(sorted(ranks, key=lambda rank: ms[rank])[:n])
 
 
-def predicting(drafts: Drafts | None, make: Callable[[int], Strategy] | None = None) -> Predict:
-    """make: the strategy for a number of stages; None: all kinds are tried."""
-
-    def predict(pipeline: ClusterProfile, quickly: bool) -> Sequence[Prediction]:
-        if make is not None:
-            return [best_split(pipeline, make, drafts)]
-        return predictions(pipeline, drafts, quickly=quickly)
-
-    return predict
-
-
 def judge(layouts: Sequence[Layout], predict: Predict) -> list[Judged]:
     """The predictions of all layouts that fit into memory, the fastest first.
 
@@ -176,32 +201,35 @@ def judge(layouts: Sequence[Layout], predict: Predict) -> list[Judged]:
             lacking = lacking or error
     if not found and lacking is not None:
         raise lacking
-    return sorted(found, key=lambda each: -each.tokens_per_s)
+    return sorted(found, key=lambda each: -each.rate)
 
 
 def best_layout(layouts: Sequence[Layout], predict: Predict) -> Judged:
-    """The fastest, or one within 3 % of it that takes fewer ranks.
+    """The fastest for what is predicted, or one within 3 % of it that takes fewer ranks.
 
     ResourceError if the model does not fit, whatever the layout.
     """
     rough = []
-    for layout in _promising(layouts):
+    for layout in _promising(layouts, predict):
         with suppress(ResourceError):
             rough.append(Judged(layout, predict(layout.pipeline, True)))
-    rough.sort(key=lambda each: -each.tokens_per_s)
+    rough.sort(key=lambda each: -each.rate)
     fine = judge([each.layout for each in rough[:_FINAL]] or layouts[:1], predict)
-    near = [each for each in fine if each.tokens_per_s >= _NEAR * fine[0].tokens_per_s]
+    near = [each for each in fine if each.rate >= _NEAR * fine[0].rate]
     return min(near, key=lambda each: each.n_ranks)
 
 
-def _promising(layouts: Sequence[Layout]) -> list[Layout]:
-    """Those that no other one beats in the time of a token, of a run with drafts, and between
-    runs. Where rank 0 holds no layers, a draft model may be worth more than these times tell."""
-    times: list[tuple[Layout, tuple[float, float, float]]] = []
+def _promising(layouts: Sequence[Layout], predict: Predict) -> list[Layout]:
+    """Those that no other one beats in the time of a token, of a run with drafts, between runs, and
+    of a prompt. Where rank 0 has no layers, a draft model may be worth more than these times say.
+    """
+    times: list[tuple[Layout, tuple[float, ...]]] = []
     for layout in layouts:
         with suppress(ResourceError):
             alone = split(layout.pipeline)
-            times.append((layout, (alone.token_ms, _run_ms(layout, alone), _between_ms(layout))))
+            between_ms, prompt_s = _between_ms(layout), predict.prompt_s(layout.pipeline)
+            own = alone.token_ms, _run_ms(layout, alone), between_ms, prompt_s
+            times.append((layout, own))
     return [
         layout
         for i, (layout, own) in enumerate(times)

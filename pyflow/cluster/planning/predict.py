@@ -17,7 +17,13 @@ from typing import get_args
 from msgspec import structs
 
 from pyflow.cluster.planning.plan import ClusterProfile, SplitPlan, evaluate_split, split
-from pyflow.cluster.planning.simulation import cluster_times, in_turns, simulate, typical_seeds
+from pyflow.cluster.planning.simulation import (
+    cluster_times,
+    in_turns,
+    read,
+    simulate,
+    typical_seeds,
+)
 from pyflow.cluster.run.strategy import Kind, Strategy, iterative, pipeinfer, speculative
 from pyflow.errors import ResourceError
 
@@ -57,12 +63,28 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class Requests:
+    """What a server gets, and writes one after the other: tokens to read, in runs of n_batch rows,
+    and tokens of an answer."""
+
+    n_prompt: int = 512
+    n_answer: int = 128
+    n_batch: int = 128
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """The expected speed of a strategy on a split."""
+    """The expected speed of a strategy on a split. requests_per_s: None if nobody serves."""
 
     strategy: Strategy
     split: SplitPlan
     tokens_per_s: float
+    requests_per_s: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """By which predictions are compared."""
+        return self.tokens_per_s if self.requests_per_s is None else self.requests_per_s
 
     @property
     def kind(self) -> Kind:
@@ -96,25 +118,30 @@ def predictions(
     *,
     layers: Sequence[range] | None = None,
     quickly: bool = False,
+    requests: Requests | None = None,
 ) -> list[Prediction]:
     """The best of each kind, the fastest first; without drafts, plain decoding alone.
 
-    layers: of each rank, if they are fixed. Takes a second for a few ranks and two for 32; quickly,
-    0.1 to 0.2 s, by shorter texts. ResourceError if the model does not fit.
+    layers: of each rank, if they are fixed. requests: those of a server, of which there should be
+    many in a time; None: one, whose answer should be fast. Takes a second for a few ranks and two
+    for 32; quickly, 0.1 to 0.2 s, by shorter texts. ResourceError if the model does not fit.
     """
-    trial = _Trial(pipeline, drafts, layers, quickly)
+    trial = _Trial(pipeline, drafts, layers, quickly, requests)
     found = [trial.iterative()]
     if drafts is not None:
         found.append(trial.speculative())
         # If layers need all memory, rank 0 cannot draft beside them.
         with suppress(ResourceError):
             apart = pipeline if layers else _without_head(pipeline, drafts)
-            found.append(_Trial(apart, drafts, layers, quickly).pipeinfer())
-    return sorted(found, key=lambda each: -each.tokens_per_s)
+            found.append(_Trial(apart, drafts, layers, quickly, requests).pipeinfer())
+    return sorted(found, key=lambda each: -each.rate)
 
 
 def best_split(
-    pipeline: ClusterProfile, make: Callable[[int], Strategy], drafts: Drafts | None = None
+    pipeline: ClusterProfile,
+    make: Callable[[int], Strategy],
+    drafts: Drafts | None = None,
+    requests: Requests | None = None,
 ) -> Prediction:
     """The best split for the strategy that `make` returns for a number of stages.
 
@@ -123,8 +150,9 @@ def best_split(
     found: list[Prediction] = []
     if drafts is not None and drafts.beside:
         with suppress(ResourceError):
-            found += _Trial(_without_head(pipeline, drafts), drafts).splits_for(make)
-    found += _Trial(pipeline, drafts).splits_for(make)
+            apart = _without_head(pipeline, drafts)
+            found += _Trial(apart, drafts, requests=requests).splits_for(make)
+    found += _Trial(pipeline, drafts, requests=requests).splits_for(make)
     return max(found, key=_rate)
 
 
@@ -151,6 +179,7 @@ class _Trial:
         drafts: Drafts | None,
         layers: Sequence[range] | None = None,
         quickly: bool = False,
+        requests: Requests | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._drafts = drafts or Drafts(0.0, 0.0, beside=False)
@@ -160,13 +189,21 @@ class _Trial:
         # With equal ranks, the best split for one row is also the best for several.
         self._is_uneven = len({profile.layer_ms for profile in pipeline.ranks}) > 1
         self._times = cache(partial(cluster_times, pipeline, draft_ms=self._drafts.ms))
+        self._requests = requests
+        self._prompt_s = cache(self._read)
+        # One run at a time: the first split is the best, unless prompts count.
+        self._for_one = [self._latency] if requests is None else [*self._splits()]
 
     def iterative(self) -> Prediction:
-        return self._try(iterative(), self._latency, _ROUGH)
+        return max((self._try(iterative(), found, _ROUGH) for found in self._for_one), key=_rate)
 
     def speculative(self) -> Prediction:
         return self._finest(
-            [self._try(speculative(n), self._latency, _ROUGH) for n in _SPECULATIVE]
+            [
+                self._try(speculative(n), found, _ROUGH)
+                for found in self._for_one
+                for n in _SPECULATIVE
+            ]
         )
 
     def pipeinfer(self) -> Prediction:
@@ -196,7 +233,7 @@ class _Trial:
         for found in self._splits():
             strategy = make(sum(map(bool, found.ranges)))
             yield self._try(strategy, found, self._fine)
-            if strategy.kind != "pipeinfer":
+            if strategy.kind != "pipeinfer" and self._requests is None:
                 return  # one run at a time: the first split is the best
 
     def one(self, strategy: Strategy) -> Prediction:
@@ -233,11 +270,18 @@ class _Trial:
             for seed in typical_seeds(right, n_tokens)[:n_texts]
         ]
         seconds = statistics.fmean(1 / trace.tokens_per_s for trace in traces)
-        return Prediction(strategy, found, 1 / seconds)
+        if (requests := self._requests) is None:
+            return Prediction(strategy, found, 1 / seconds)
+        of_one = self._prompt_s(found.ranges) + requests.n_answer * seconds
+        return Prediction(strategy, found, 1 / seconds, 1 / of_one)
+
+    def _read(self, ranges: tuple[range, ...]) -> float:
+        assert self._requests is not None
+        return read(self._times(ranges), self._requests.n_prompt, self._requests.n_batch)
 
 
 def _rate(prediction: Prediction) -> float:
-    return prediction.tokens_per_s
+    return prediction.rate
 
 
 def _without_head(pipeline: ClusterProfile, drafts: Drafts) -> ClusterProfile:

@@ -23,7 +23,7 @@ from pyflow.cluster.planning.virtual import (
 )
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
-from pyflow.cluster.run.strategy import Strategy
+from pyflow.cluster.run.strategy import Strategy, iterative
 from pyflow.cluster.wire.messages import Frame
 from pyflow.cluster.wire.surveys import Link
 
@@ -45,11 +45,23 @@ def simulate(
 
     n_asked: rows that the drafter asks about in every run.
     """
-    language = Language(1)
-    job = Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024)
-    last = LanguageStage(language, 0, job.n_ctx)
+    drafter = LanguageDrafter(Language(1), acceptance, seed, n_asked)
+    return _run(
+        times, strategy, Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024), drafter
+    )
+
+
+def read(times: ClusterTimes, n_prompt: int, n_batch: int) -> float:
+    """Seconds until a prompt has drawn its token, read in runs of n_batch rows."""
+    job = Job(prompt=[0] * n_prompt, n_predict=1, n_ctx=n_prompt + 1024, n_batch=n_batch)
+    return _run(times, iterative(), job).prompt_s
+
+
+def _run(
+    times: ClusterTimes, strategy: Strategy, job: Job, drafter: LanguageDrafter | None = None
+) -> Trace:
+    last = LanguageStage(Language(1), 0, job.n_ctx)
     stages: list[Executor] = [*[_Onward()] * (len(times.stage_s) - 1), last]
-    drafter = LanguageDrafter(language, acceptance, seed, n_asked)
     return VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
 
 

@@ -14,7 +14,7 @@ from pyflow.cluster.model import in_threads
 from pyflow.cluster.mpi.handshake import check_ranges
 from pyflow.cluster.mpi.layers import Ranks, by_count, given
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
-from pyflow.cluster.planning.predict import Drafts, choose, predictions
+from pyflow.cluster.planning.predict import Drafts, Requests, choose, predictions
 from pyflow.cluster.planning.survey import Survey
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
@@ -98,6 +98,22 @@ def test_a_draft_model_gets_the_first_rank_to_itself_where_it_computes_beside_ot
         16,
         16,
     ]
+
+
+def test_a_server_splits_layers_for_prompts_too() -> None:
+    told: list[str] = []
+    found = ranks(2.0, 1.2, 2.0, growth=1.0)
+    for requests, layers in (
+        (None, [0, 40, 0]),
+        (Requests(), [11, 18, 11]),
+        (Requests(n_prompt=1, n_answer=9), [0, 40, 0]),
+    ):
+        wish = Automatic(lambda _: iterative(), None, None, told.append, requests=requests)
+        assert decided(wish, found) == layers
+        del told[:]
+        free = Automatic(None, None, None, told.append, requests=requests)
+        assert decided(free, found) == layers
+        assert ("requests a minute" in told[0]) == (requests is not None)
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ from layouts import (
 )
 from msgspec import structs
 
-from pyflow.cluster.planning.layouts import Shareable, best_layout, judge, predicting
+from pyflow.cluster.planning.layouts import Predict, Shareable, best_layout, judge
 from pyflow.cluster.planning.members import SIZES, Gathers, fitted, grouped, speeds_of
 from pyflow.cluster.planning.plan import split
-from pyflow.cluster.planning.predict import Drafts
+from pyflow.cluster.planning.predict import Drafts, Requests
 from pyflow.cluster.run.strategy import iterative
 from pyflow.cluster.wire.surveys import Group, Link
 from pyflow.errors import ResourceError, UnsupportedError
@@ -96,7 +96,7 @@ def test_unequal_members_add_up_their_speeds() -> None:
     # One that costs more than it brings is left out.
     useless = slower(cluster(LLAMA_7B, GIGABIT, [40.0] * 2), [1, 30])
     layouts = [*useless.layouts()]
-    best = best_layout(layouts, predicting(None))
+    best = best_layout(layouts, Predict(None))
     assert (best.layout.n_members, best.n_ranks) == (1, 1)
 
 
@@ -111,10 +111,10 @@ def test_a_group_has_the_memory_that_its_fullest_member_leaves() -> None:
     small = with_memory(measured, *[0.27 * whole] * 3, 0.2 * whole)
     with pytest.raises(ResourceError, match="rank 0"):
         split(small.fixed(1, 4).pipeline)
-    found = judge([*tight.layouts()], predicting(None, lambda _: iterative()))
+    found = judge([*tight.layouts()], Predict(None, lambda _: iterative()))
     assert str(found[0].layout) == "1x4"
     with pytest.raises(ResourceError):
-        judge([*with_memory(measured, *[0.2 * whole] * 4).layouts()], predicting(None))
+        judge([*with_memory(measured, *[0.2 * whole] * 4).layouts()], Predict(None))
 
 
 def test_groups_are_neighbours_and_leave_out_who_drafts_or_is_slow() -> None:
@@ -199,7 +199,7 @@ def test_pipeinfer_over_groups_is_twice_as_fast_as_over_layers_on_gigabit() -> N
     drafts = Drafts(ms=17.0, acceptance=0.66)  # of a model of 1.1B, on one node
     measured = cluster(LLAMA_70B, GIGABIT, [40.0] * 16)
     both = measured.layout([range(1 + 5 * i, 6 + 5 * i) for i in range(3)])
-    layers, groups = (judge([each], predicting(drafts))[0] for each in (measured.alone(), both))
+    layers, groups = (judge([each], Predict(drafts))[0] for each in (measured.alone(), both))
     assert groups.best.kind == "pipeinfer"
     assert groups.tokens_per_s >= 2 * layers.tokens_per_s
 
@@ -208,12 +208,16 @@ SHAPES = [QWEN_1_5B, LLAMA_7B, LLAMA_70B]
 
 
 def assert_the_best_is_taken(
-    shape: Shape, network: Network, rates: Sequence[float], drafts: Drafts | None
+    shape: Shape,
+    network: Network,
+    rates: Sequence[float],
+    drafts: Drafts | None,
+    requests: Requests | None = None,
 ) -> None:
     layouts = [*cluster(shape, network, rates).layouts(apart=drafts is not None and drafts.beside)]
-    chosen = best_layout(layouts, predicting(drafts))
-    best = judge(layouts, predicting(drafts))[0]
-    assert chosen.tokens_per_s >= 0.97 * best.tokens_per_s, (str(chosen.layout), str(best.layout))
+    predict = Predict(drafts, requests=requests)
+    chosen, best = best_layout(layouts, predict), judge(layouts, predict)[0]
+    assert chosen.rate >= 0.97 * best.rate, (str(chosen.layout), str(best.layout))
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.name)
@@ -229,3 +233,40 @@ def test_auto_takes_the_best_layout(shape: Shape, network: Network) -> None:
 def test_auto_is_never_far_from_the_best_layout(shape: Shape, network: Network, n: int) -> None:
     for drafts in (None, LOOKUP, MODEL):
         assert_the_best_is_taken(shape, network, [40.0] * n, drafts)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_auto_takes_the_best_layout_for_a_server(shape: Shape, network: Network) -> None:
+    assert_the_best_is_taken(shape, network, [10.0, 40.0, 10.0], None, Requests())
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_auto_is_never_far_from_the_best_layout_for_a_server(
+    shape: Shape, network: Network, n: int
+) -> None:
+    for drafts in (None, LOOKUP):
+        assert_the_best_is_taken(shape, network, [40.0] * n, drafts, Requests())
+
+
+def test_a_server_reads_prompts_through_layers_where_one_request_would_share_them() -> None:
+    layouts = [*cluster(LLAMA_7B, GIGABIT, [40.0] * 4).layouts()]
+    for requests, expected in (
+        (None, "1x4"),
+        (Requests(), "2x2"),
+        (Requests(n_prompt=1, n_answer=512), "1x4"),
+    ):
+        found = best_layout(layouts, Predict(None, requests=requests))
+        assert str(found.layout) == expected
+    # Members read prompts as fast where rounds of many bytes cost little.
+    near = [*cluster(LLAMA_7B, LOOPBACK, [40.0] * 4).layouts()]
+    assert str(best_layout(near, Predict(None, requests=Requests())).layout) == "1x4"
+
+
+def test_a_server_takes_fewer_ranks_where_more_hardly_help() -> None:
+    cluster_of_two = slower(cluster(LLAMA_7B, LOOPBACK, [40.0] * 2), [1, 50])
+    found = best_layout([*cluster_of_two.layouts()], Predict(None, requests=Requests()))
+    assert found.n_ranks == 1

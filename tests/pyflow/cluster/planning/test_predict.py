@@ -10,6 +10,7 @@ from pyflow.cluster.planning.predict import (
     PRIORS,
     Drafts,
     Prediction,
+    Requests,
     acceptance,
     candidates,
     choose,
@@ -128,6 +129,17 @@ def test_links_are_those_of_the_ranks_that_are_stages() -> None:
     expected = 40 + 0.001 + 5 + 5 + 1e3 * 16_384 / 1e8
     trace = simulate(times, iterative(), 0.0, n_tokens=8)
     assert 1e3 / trace.tokens_per_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_requests_take_the_time_of_their_prompt_and_of_their_answer() -> None:
+    cluster = pipeline(1, 1, max_nbytes=2200)
+    (found,) = predictions(cluster, requests=Requests(n_prompt=384, n_answer=10, n_batch=128))
+    times = cluster_times(cluster, found.split.ranges, draft_ms=0)
+    assert len(times.stage_s) == 2
+    of_run = [seconds(128) for seconds in times.stage_s]
+    prompt_s = sum(of_run) + 2 * max(of_run)  # three runs, one behind the other
+    assert found.requests_per_s is not None
+    assert 1 / found.requests_per_s == pytest.approx(prompt_s + 10 / found.tokens_per_s, rel=1e-3)
 
 
 def test_what_was_judged_takes_over_from_what_was_believed() -> None:
