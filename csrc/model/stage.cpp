@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "model/adapters/adapter.h"
+#include "model/adapters/low_rank.h"
 #include "model/blocks/linear.h"
 #include "model/group/deciding.h"
 #include "model/group/group.h"
@@ -204,6 +206,11 @@ std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
   return weights_.parts(copy, facts_.occasional);
 }
 
+int64_t Stage::products_at_once(const PackedTensor* w) const {
+  const auto found = facts_.side_by_side.find(w);
+  return found == facts_.side_by_side.end() ? kMostProducts : found->second;
+}
+
 bool Stage::fine_inputs() const {
   bool any = false;
   for_matrices([&](const TensorRef&, const PackedTensor& w) {
@@ -225,12 +232,16 @@ void Stage::embed(Step& s, Team& team) const {
   if (s.group) return embed_own(s, team);
   float* x = s.row_output(0);
   each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* row = x + r * s.stride;
-      embedding_->dequantize_row(s.tokens[static_cast<size_t>(r)], row, s.copy);
-      if (embedding_scale_ != 1) kernels_.scale(row, embedding_scale_, spec_.n_embd);
-    }
+    for (int64_t r = begin; r < end; ++r)
+      embed_row(s, r, s.tokens[static_cast<size_t>(r)], x + r * s.stride);
   });
+}
+
+void Stage::embed_row(const Step& s, int64_t row, int64_t table_row, float* x) const {
+  embedding_->dequantize_row(table_row, x, s.copy);
+  if (const AdapterSet* set = s.adapters.empty() ? nullptr : s.adapters[static_cast<size_t>(row)])
+    adapt_embedding(s, *set, table_row, x, spec_.n_embd);
+  if (embedding_scale_ != 1) kernels_.scale(x, embedding_scale_, spec_.n_embd);
 }
 
 void Stage::embed_own(Step& s, Team& team) const {
@@ -243,9 +254,7 @@ void Stage::embed_own(Step& s, Team& team) const {
     for (int64_t r = begin; r < end; ++r) {
       const int32_t token = s.tokens[static_cast<size_t>(r)];
       if (owner(token) != spec_.member.number) continue;
-      float* row = x + r * s.stride;
-      embedding_->dequantize_row(token - vocab_.own.begin, row, s.copy);
-      if (embedding_scale_ != 1) kernels_.scale(row, embedding_scale_, spec_.n_embd);
+      embed_row(s, r, token - vocab_.own.begin, x + r * s.stride);
     }
   });
   if (team.rank() == 0) {

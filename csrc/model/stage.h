@@ -56,6 +56,8 @@ class Stage {
   const std::set<const PackedTensor*>& value_weights() const { return facts_.values; }
   // Whether an adapter can be beside it.
   bool is_adaptable(const PackedTensor& w) const { return !facts_.unadapted.contains(&w); }
+  // Products of a row that are computed side by side with that of a matrix.
+  int64_t products_at_once(const PackedTensor* w) const;
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
   // Layers whose attention reads the cells of others, and which.
   const std::map<int64_t, int64_t>& cell_readers() const { return facts_.cell_readers; }
@@ -131,6 +133,8 @@ class Stage {
   void check_member() const;
   // x = rows of the embedding matrix, of which members have some each.
   void embed_own(Step&, Team&) const;
+  // The embedding of a row's token, which is a row of this stage's part of the matrix.
+  void embed_row(const Step&, int64_t row, int64_t table_row, float* x) const;
   Home home_of(size_t layer, const std::string& kind) const;
   PlacedBlock placed(const BlockSpec& spec, Home home, bool first, BlockContext& context);
   void pack(const std::function<void()>& poll);

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyflow._core_stubs.adapters import AdapterSet
 from pyflow._core_stubs.files import Checkpoint
 from pyflow._core_stubs.link import Link
 from pyflow._core_stubs.machine import ThreadPool
@@ -176,30 +177,6 @@ class Heads:
         """
     def logits(self, hidden: ArrayLike, tokens: ArrayLike) -> NDArray[np.float32]:
         """What heads say along a text that begins with the root: (len(tokens), n_guessed)."""
-
-class AdapterSpec(TypedDict):
-    """The two matrices of LoRA beside one tensor of the model: `TensorRef`s, or names."""
-
-    a: object
-    b: object
-    rank: int
-    scale: float
-
-class Adapter:
-    """A low-rank adapter (LoRA) beside the matrices of a stage; specs: by the stage's tensors.
-
-    ShapeError for shapes that do not fit; UnsupportedError for a stage with a device, a source or
-    an encoder, and beside experts and routers.
-    """
-
-    def __init__(
-        self, stage: Stage, file: Checkpoint, specs: Mapping[str, AdapterSpec]
-    ) -> None: ...
-
-class AdapterSet:
-    """Adapters of one stage that apply together, in this order, each with a factor."""
-
-    def __init__(self, adapters: Sequence[tuple[Adapter, float]]) -> None: ...
 
 class DenseFile:
     """Layers after an encoder's last one, from a file of their own."""

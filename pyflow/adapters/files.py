@@ -3,22 +3,76 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from pyflow.errors import ShapeError
+from pyflow.errors import FormatError, ShapeError, UnsupportedError
 from pyflow.formats import Checkpoint
+
+Kind: TypeAlias = Literal["matrix", "lookup", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Two tensors: a (rank, columns), b (rows, rank); B A is multiplied by scale."""
+    """Two tensors: a (rank, columns), b (rows, rank); B A is multiplied by scale.
+
+    lookup: beside the rows of an embedding, which are the columns. experts: beside a parameter that
+    holds a matrix for each, n of them; a (n * rank, columns), b (rows, rank * n), the expert being
+    the fast index. n_experts: a and b are (n, rank, columns) and (n, rows, rank) instead.
+    """
 
     a: str
     b: str
     rank: int
+    """Of experts that of all together, while n_experts is 0."""
     scale: float
+    """Of experts that are in one parameter given by `Scaling`, once it is known which."""
+    kind: Kind = "matrix"
+    magnitude: str = ""
+    """Of DoRA: a value for each row of b."""
+    n_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What ranks and scales PEFT's configuration gives to modules and parameters."""
+
+    path: Path
+    r: int
+    alpha: float
+    use_rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+
+    def scale(self, name: str, rank: int) -> float:
+        """ShapeError: another rank than the configuration says."""
+        expected = _of(self.rank_pattern, name, self.r, self.path)
+        if rank != expected:
+            raise ShapeError(
+                f"{self.path}: {name}: expected rank {expected} as it says, found {rank}"
+            )
+        alpha = _of(self.alpha_pattern, name, self.alpha, self.path)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _of(patterns: Mapping[str, float], name: str, default: float, path: Path) -> float:
+    """By the first pattern that is the name, or the end of it after a dot."""
+    for pattern, value in patterns.items():
+        # Files may hold any expression; names and plain alternatives are all that PEFT writes.
+        if not re.fullmatch(r"(\.\*)?[\w.|()^$\\-]*", pattern) or len(pattern) > 1000:
+            raise UnsupportedError(
+                f"{path}: pattern: expected names, dots and |, found {pattern!r:.80}"
+            )
+        try:
+            if re.fullmatch(rf"(.*\.)?({pattern})", name):
+                return value
+        except re.error as error:
+            raise FormatError(f"{path}: pattern {pattern!r:.80}: {error}") from None
+    return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +83,10 @@ class AdapterFile:
     checkpoint: Checkpoint
     matrices: Mapping[str, LowRank]
     """By the name of a tensor of the model; of PEFT by that of a module, without `.weight`."""
+    scaling: Scaling | None = None
+    """Of PEFT."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Of PEFT: tensors that are copies of a module's own weights, by the module."""
     architecture: str = ""
     """That GGUF names; PEFT names none."""
 

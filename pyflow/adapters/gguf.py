@@ -1,11 +1,13 @@
 """Adapters in GGUF, as llama.cpp's convert_lora_to_gguf writes them.
 
 Keys: general.type is adapter, adapter.type is lora, adapter.lora.alpha. Tensors: those of the model
-with .lora_a and .lora_b; the scale is alpha over the rank of B, or 1 if alpha is 0.
+with .lora_a and .lora_b; the scale is alpha over the rank of B, or 1 if alpha is 0. That of the
+embedding has a row of A for each token; those of experts have a matrix for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyflow.adapters.choice import MOST
@@ -14,6 +16,7 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats import Checkpoint
 
 _A, _B = ".lora_a", ".lora_b"
+_EMBEDDING = "token_embd.weight"
 
 
 def read(path: Path, checkpoint: Checkpoint) -> AdapterFile:
@@ -50,10 +53,25 @@ def read(path: Path, checkpoint: Checkpoint) -> AdapterFile:
             raise FormatError(f"{path}: tensor {name}: {other} is missing")
         if base in matrices:
             continue
-        rank = pair(checkpoint, base, base + _A, base + _B, shapes)
-        scale = alpha / rank if alpha else 1.0
-        matrices[base] = LowRank(base + _A, base + _B, rank, scale)
+        matrices[base] = _low_rank(checkpoint, base, shapes, alpha)
     if not matrices:
         raise FormatError(f"{path}: expected tensors of an adapter, found none")
     architecture = checkpoint.metadata.get("general.architecture", "")
-    return AdapterFile(path, checkpoint, matrices, str(architecture))
+    return AdapterFile(path, checkpoint, matrices, architecture=str(architecture))
+
+
+def _low_rank(
+    checkpoint: Checkpoint, base: str, shapes: Mapping[str, Sequence[int]], alpha: float
+) -> LowRank:
+    a, b = base + _A, base + _B
+    shape_a, shape_b = shapes[a], shapes[b]
+    is_lookup, n_experts = base == _EMBEDDING, 0
+    if is_lookup:
+        shape_a = shape_a[::-1]
+    if len(shape_a) == len(shape_b) == 3 and shape_a[0] == shape_b[0]:
+        n_experts, shape_a, shape_b = shape_a[0], shape_a[1:], shape_b[1:]
+    rank = pair(checkpoint, base, a, b, {a: shape_a, b: shape_b})
+    scale = alpha / rank if alpha else 1.0
+    if n_experts:
+        return LowRank(a, b, rank, scale, "experts", n_experts=n_experts)
+    return LowRank(a, b, rank, scale, "lookup" if is_lookup else "matrix")

@@ -1,40 +1,45 @@
 """Adapters as folders of PEFT: adapter_config.json beside adapter_model.safetensors or .bin.
 
 The scale is alpha / r, or alpha / sqrt(r) with use_rslora; patterns give modules another r or
-alpha. What would change the product otherwise is refused by name.
+alpha. With use_dora there are magnitudes. Embeddings have lora_embedding_A and _B, beside a copy of
+their own weights; parameters that hold experts have the names of their module, one of two with
+`base_layer` after it. What would change the product otherwise is refused by name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from pyflow import formats
 from pyflow.adapters.choice import MOST
-from pyflow.adapters.files import AdapterFile, LowRank, pair
+from pyflow.adapters.files import AdapterFile, Kind, LowRank, Scaling, pair
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
+from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import read_json
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _MAX_CONFIG = 1 << 20
 _PREFIX = "base_model.model."
-_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.[^.]+)?\.weight")
+_NAME = re.compile(
+    r"(?P<module>.+)\.lora_((?P<part>[AB])(\.[^.]+)?\.weight"
+    r"|(?P<more>embedding_[AB]|magnitude_vector)(\.[^.]+)?)"
+)
+_COPY = ".base_layer.weight"
 # Keys that change what is computed; each with what leaves it as it is.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "bias": ("none",),
-    "use_dora": (False,),
     "lora_bias": (False,),
     "use_qalora": (False,),
     "use_bdlora": (None, False),
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
@@ -49,6 +54,7 @@ class _Config(msgspec.Struct):
     r: int
     lora_alpha: float
     use_rslora: bool = False
+    use_dora: bool = False
     rank_pattern: dict[str, int] = msgspec.field(default_factory=dict)
     alpha_pattern: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -68,54 +74,100 @@ def read(folder: Path) -> AdapterFile:
                 f"{path}: {key}: expected {plain[0]!r}, found {every[key]!r:.80}; merge the "
                 "adapter into its model with PEFT"
             )
-    if config.r < 1 or not abs(config.lora_alpha) <= MOST:
+    alphas = (config.lora_alpha, *config.alpha_pattern.values())
+    if config.r < 1 or not all(abs(alpha) <= MOST for alpha in alphas):
         raise FormatError(
             f"{path}: expected r of 1 or more and lora_alpha up to {MOST:g}, found {config.r} and "
-            f"{config.lora_alpha}"
+            f"{', '.join(f'{alpha:g}' for alpha in alphas[:8])}"
         )
     weights = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
     if weights is None:
         raise FormatError(f"{folder}: expected {' or '.join(_WEIGHTS)}, found neither")
     checkpoint = formats.open(weights)
+    scaling = Scaling(
+        path,
+        config.r,
+        config.lora_alpha,
+        config.use_rslora,
+        config.rank_pattern,
+        config.alpha_pattern,
+    )
     shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors}
-    sides: dict[str, dict[str, str]] = {}
-    for name in shapes:
-        found = _NAME.fullmatch(name.removeprefix(_PREFIX))
-        if found is None:
-            raise UnsupportedError(
-                f"{weights}: tensor {name}: expected {_PREFIX}MODULE.lora_A.weight or lora_B; a "
-                "whole tensor is not applied, so merge the adapter into its model with PEFT"
-            )
-        sides.setdefault(found["module"], {})[found["side"]] = name
-    matrices = {}
-    for module, names in sides.items():
-        if len(names) < 2:
-            raise FormatError(f"{weights}: {module}: expected lora_A and lora_B, found one")
-        rank = pair(checkpoint, module, names["A"], names["B"], shapes)
-        expected = _of(config.rank_pattern, module, config.r, path)
-        if rank != expected:
-            raise ShapeError(
-                f"{weights}: {module}: expected rank {expected} as {CONFIG} says, found {rank}"
-            )
-        alpha = _of(config.alpha_pattern, module, config.lora_alpha, path)
-        scale = alpha / (math.sqrt(rank) if config.use_rslora else rank)
-        matrices[module] = LowRank(names["A"], names["B"], rank, scale)
+    modules, copies = _modules(checkpoint, shapes)
+    matrices = {
+        module: _low_rank(checkpoint, module, parts, shapes, config.use_dora, scaling)
+        for module, parts in modules.items()
+    }
     if not matrices:
         raise FormatError(f"{weights}: expected tensors of an adapter, found none")
-    return AdapterFile(folder, checkpoint, matrices)
+    return AdapterFile(folder, checkpoint, matrices, scaling, copies)
 
 
-def _of(patterns: Mapping[str, float], module: str, default: float, path: Path) -> float:
-    """By the first pattern that is the module's name, or the end of it after a dot."""
-    for pattern, value in patterns.items():
-        # Files may hold any expression; names and plain alternatives are all that PEFT writes.
-        if not re.fullmatch(r"[\w.|()^$\\-]*", pattern) or len(pattern) > 1000:
+def _modules(
+    checkpoint: Checkpoint, shapes: Mapping[str, object]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """By module: its tensors by their parts; and copies of the module's own weights."""
+    modules: dict[str, dict[str, str]] = {}
+    copies = {}
+    for name in shapes:
+        plain = name.removeprefix(_PREFIX)
+        found = _NAME.fullmatch(plain)
+        if found is not None:
+            part = found["part"] or found["more"].removesuffix("_vector")
+            modules.setdefault(found["module"], {})[part] = name
+        elif plain.endswith(_COPY):
+            copies[plain.removesuffix(_COPY)] = name
+        else:
             raise UnsupportedError(
-                f"{path}: pattern: expected names, dots and |, found {pattern!r:.80}"
+                f"{checkpoint.path}: tensor {name}: expected {_PREFIX}MODULE.lora_A.weight or "
+                "lora_B; a whole tensor is not applied, so merge the adapter into its model with "
+                "PEFT"
             )
-        try:
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                return value
-        except re.error as error:
-            raise FormatError(f"{path}: pattern {pattern!r:.80}: {error}") from None
-    return default
+    for module, name in copies.items():
+        parts = modules.get(module, {})
+        if "embedding_A" not in parts and not (module.endswith("lm_head") and "A" in parts):
+            raise UnsupportedError(
+                f"{checkpoint.path}: tensor {name}: expected no weights of the model but those of "
+                "an embedding or a head beside its adapter; merge the adapter into its model with "
+                "PEFT"
+            )
+    return modules, copies
+
+
+def _low_rank(
+    checkpoint: Checkpoint,
+    module: str,
+    parts: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int]],
+    use_dora: bool,
+    scaling: Scaling,
+) -> LowRank:
+    is_lookup = "embedding_A" in parts
+    a, b = ("embedding_A", "embedding_B") if is_lookup else ("A", "B")
+    expected = {a, b, *(["magnitude"] if use_dora else [])}
+    if parts.keys() != expected:
+        raise FormatError(
+            f"{checkpoint.path}: {module}: expected "
+            f"{', '.join(f'lora_{_part(part)}' for part in sorted(expected))}, found "
+            f"{', '.join(f'lora_{_part(part)}' for part in sorted(parts))}"
+        )
+    rank = pair(checkpoint, module, parts[a], parts[b], shapes)
+    if use_dora:
+        found, n = shapes[parts["magnitude"]], shapes[parts[b]][0]
+        if math.prod(found) != n:
+            raise ShapeError(
+                f"{checkpoint.path}: {module}: expected a magnitude for each of {n} rows of B, "
+                f"found {tuple(found)}"
+            )
+    if module.endswith((".experts", ".base_layer")):
+        if use_dora:
+            raise UnsupportedError(
+                f"{checkpoint.path}: {module}: expected no magnitudes beside parameters, found some"
+            )
+        return LowRank(parts[a], parts[b], rank, 0.0, "experts")
+    scale, kind = scaling.scale(module, rank), "lookup" if is_lookup else "matrix"
+    return LowRank(parts[a], parts[b], rank, scale, cast("Kind", kind), parts.get("magnitude", ""))
+
+
+def _part(part: str) -> str:
+    return "magnitude_vector" if part == "magnitude" else part

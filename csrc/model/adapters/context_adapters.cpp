@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "model/blocks/linear.h"
 #include "model/context.h"
 
 namespace pyflow {
@@ -14,8 +13,7 @@ void Context::adapt(int seq, std::shared_ptr<const AdapterSet> adapters) {
                      ": expected none of its positions to be taken before it gets adapters");
   if (adapters && adapters->stage() != stage_.get())
     throw ShapeError("adapters: expected those of this model, found those of another");
-  if (const int64_t floats = adapters ? kMostProducts * adapters->floats() : 0;
-      floats > low_rank_stride_) {
+  if (const int64_t floats = adapters ? adapters->row_floats() : 0; floats > low_rank_stride_) {
     low_rank_ = Buffer(static_cast<size_t>(config_.n_batch * floats) * sizeof(float), "adapters");
     low_rank_stride_ = floats;
   }

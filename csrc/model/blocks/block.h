@@ -61,6 +61,7 @@ struct BlockFacts {
   std::set<const PackedTensor*> occasional;      // of which a token reads nothing, or one row
   std::set<const PackedTensor*> values;          // W_v that share no tensor with W_q or W_k
   std::set<const PackedTensor*> unadapted;       // beside which no adapter can be
+  std::map<const PackedTensor*, int64_t> side_by_side;  // of jobs: products of a row at a time
   int64_t n_positions = std::numeric_limits<int64_t>::max();  // of a table of positions
   int64_t n_types = 1;                                        // of tokens
 };

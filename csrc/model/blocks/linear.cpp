@@ -178,7 +178,8 @@ void multiply_step_tiles(const Step& step, std::span<const Product> products, si
     multiply_pairs(step, p, rows, begin, end);
   else
     multiply_tiles(step, p, rows, begin, end);
-  if (!in.adapters.empty()) add_low_rank(step, p, number, in, rows.first, rows.n, begin, end);
+  if (!in.adapters.empty())
+    add_low_rank(step, p, number, adapted_rows(step, in), rows.first, rows.n, begin, end);
 }
 
 // Writes pair r of n_rows: row r of `acts`, and what is left of x after it, quantized too.
@@ -352,6 +353,7 @@ void multiply(Step& step, Team& team, const Product& product, const float* bias,
 
 void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const AfterJobTiles& after) {
   int64_t tiles = 0;
+  if (!step.adapters.empty()) project(step, team, n_jobs, at);
   for (size_t i = 0; i < n_jobs; ++i) {
     const Job job = at(i);
     tiles += job.products[0].weight->tiles();
@@ -372,11 +374,14 @@ void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const Afte
                     columns = std::min(last * kTileRows, w.rows()) - column;
       for (int64_t r = 0; r < job.n_rows; r += chunk) {
         const int64_t n = std::min(chunk, job.n_rows - r);
-        for (size_t p = 0; p < job.n_products; ++p)
+        for (size_t p = 0; p < job.n_products; ++p) {
           multiply_tiles(step, job.products[p],
                          {job.x + r * job.x_stride, job.x_stride,
                           job.acts + r * act_blocks(w.cols()), nullptr, nullptr, r, n},
                          first, last);
+          if (!step.adapters.empty())
+            add_low_rank(step, job.products[p], p, adapted_rows(step, job), r, n, first, last);
+        }
         for (int64_t row = r; after && row < r + n; ++row) after(i, row, column, columns);
       }
     }

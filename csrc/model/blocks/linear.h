@@ -80,6 +80,12 @@ struct Job {
   const ActBlock* acts;  // of these rows alone
   int64_t n_rows;
   const int32_t* rows = nullptr;  // their numbers in x, for observers; null: 0, 1, ...
+  // For adapters: the step's rows that these are of, null: 0, 1, ...; and where A x of row i and
+  // product p goes, low_rank + i * low_rank_stride + p * low_rank_step, or is already.
+  const int32_t* adapted_rows = nullptr;
+  float* low_rank = nullptr;
+  int64_t low_rank_stride = 0, low_rank_step = 0;
+  bool is_projected = false;
 };
 using JobAt = std::function<Job(size_t)>;
 using AfterJobTiles = std::function<void(size_t job, int64_t row, int64_t column, int64_t columns)>;

@@ -17,6 +17,7 @@
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/blocks/moe_buffers.h"
 #include "model/blocks/row_norm.h"
 #include "model/device/experts.h"
 #include "model/group/group.h"
@@ -65,10 +66,6 @@ class Moe final : public Block {
     gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_, inner_.own);
     up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_, inner_.own);
     down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_, outer_.own);
-    for (const auto* experts : {&gate_, &up_, &down_})
-      c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
-    for (const auto* experts : {&gate_, &up_, &down_})
-      c.facts.unadapted.insert(experts->begin(), experts->end());
     weighs_inputs_ = spec.has("weighs_inputs") && spec.flag("weighs_inputs");
     takes_floats_ = weighs_inputs_;
     for (const auto* experts : {&gate_, &up_})
@@ -83,7 +80,12 @@ class Moe final : public Block {
     }
     gathers_acts_ = !shared_down_ || takes_acts(*shared_down_, shared_);
     for (const PackedTensor* e : down_) gathers_acts_ &= takes_acts(*e, inner_);
-    c.facts.unadapted.insert({router_, shared_router_, shared_gate_, shared_up_, shared_down_});
+    for (const auto* experts : {&gate_, &up_, &down_}) {
+      c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
+      for (const PackedTensor* e : *experts) c.facts.side_by_side[e] = n_projected();
+    }
+    for (const PackedTensor* e : {shared_gate_, shared_up_, shared_down_})
+      c.facts.side_by_side[e] = n_projected();
   }
 
   ScratchNeeds needs(CacheType) const override {
@@ -99,7 +101,7 @@ class Moe final : public Block {
   }
 
   void forward(Step& s, Team& team) const override {
-    const Buffers b(*this, s);
+    const MoeBuffers b(sizes(), s);
     const float* in = s.registers[in_];
     // Experts have few rows each, so prompts take the arithmetic of decoding here, in any step.
     route(s, team, b, router_rows(s, team, b));
@@ -125,25 +127,33 @@ class Moe final : public Block {
                  n_jobs = n_active + static_cast<size_t>(n_shared());
     const auto inner_job = [&](size_t i) -> Job {
       if (i == n_active)
-        return {{Product{shared_gate_, b.shared_gate + shared_.own.begin, padded(n_ff_shared_)},
-                 Product{shared_up_, b.shared_up + shared_.own.begin, padded(n_ff_shared_)}},
-                2,
-                in,
-                s.stride,
-                s.acts,
-                s.n_rows};
+        return adapted(
+            s,
+            {{Product{shared_gate_, b.shared_gate + shared_.own.begin, padded(n_ff_shared_)},
+              Product{shared_up_, b.shared_up + shared_.own.begin, padded(n_ff_shared_)}},
+             2,
+             in,
+             s.stride,
+             s.acts,
+             s.n_rows,
+             nullptr},
+            s.n_rows * top_k_, nullptr);
       const auto e = static_cast<size_t>(b.active[i]);
       const int64_t first = b.first[e], n = b.first[e + 1] - first,
                     at = first * padded(n_ff_) + inner_.own.begin;
       const bool all = takes_all(n, s.n_rows), moved = takes_floats_ && !all;
-      return {{Product{gate_[e], b.gate + at, padded(n_ff_)},
-               Product{up_[e], b.up + at, padded(n_ff_)}},
-              2,
-              moved ? b.gathered + first * padded(n_embd_) : in,
-              moved ? padded(n_embd_) : s.stride,
-              all ? s.acts : s.acts + (s.n_rows + first) * act_blocks(n_embd_),
-              n,
-              moved ? nullptr : b.row + first};
+      const float* x = moved ? b.gathered + first * padded(n_embd_) : in;
+      const ActBlock* acts = all ? s.acts : s.acts + (s.n_rows + first) * act_blocks(n_embd_);
+      return adapted(s,
+                     {{Product{gate_[e], b.gate + at, padded(n_ff_)},
+                       Product{up_[e], b.up + at, padded(n_ff_)}},
+                      2,
+                      x,
+                      moved ? padded(n_embd_) : s.stride,
+                      acts,
+                      n,
+                      moved ? nullptr : b.row + first},
+                     first, b.row + first);
     };
     const auto activate = [&](size_t i, int64_t row, int64_t column, int64_t columns) {
       const bool shared = i == n_active;
@@ -161,7 +171,7 @@ class Moe final : public Block {
     multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
     gather_inner(s, team, b);
 
-    const bool gathered = s.group && gathers_acts_;
+    const bool gathered = s.group && gathers_acts(s);
     const ActBlock* acts = gathered ? s.shared_acts : s.acts;
     if (!gathered) quantize_inner(s, team, b);
     const int64_t stride = padded(n_embd_);
@@ -169,13 +179,17 @@ class Moe final : public Block {
       if (i == n_active) {
         const Product down = {shared_down_, b.shared_y + outer_.own.begin, stride};
         const int64_t n_ff = padded(n_ff_shared_);
-        return {{down, {}}, 1, b.shared_gate, n_ff, acts + shared_at(s), s.n_rows, nullptr};
+        return adapted(s,
+                       {{down, {}}, 1, b.shared_gate, n_ff, acts + shared_at(s), s.n_rows, nullptr},
+                       s.n_rows * top_k_, nullptr);
       }
       const auto e = static_cast<size_t>(b.active[i]);
       const int64_t first = b.first[e], n = b.first[e + 1] - first;
       const Product down = {down_[e], b.y + first * stride + outer_.own.begin, stride};
       const float* x = b.gate + first * padded(n_ff_);
-      return {{down, {}}, 1, x, padded(n_ff_), acts + first * act_blocks(n_ff_), n, nullptr};
+      return adapted(
+          s, {{down, {}}, 1, x, padded(n_ff_), acts + first * act_blocks(n_ff_), n, nullptr}, first,
+          b.row + first);
     };
     multiply(s, team, n_jobs, std::cref(outer_job), nullptr);
 
@@ -234,49 +248,28 @@ class Moe final : public Block {
   }
 
  private:
-  // Buffers of a step.
-  struct Buffers {
-    float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
-    float *p, *keys, *shared_p, *routed, *gathered;  // row_temp, as the following
-    int32_t *chosen, *slot;                          // n_rows x top_k
-    int32_t* row;                                    // of each slot
-    int32_t* first;                                  // slot of each expert; the end
-    int32_t *active, *n_active;                      // experts with slots
-
-    Buffers(const Moe& moe, const Step& s) {
-      const int64_t slots = s.n_rows * moe.top_k_;
-      float* at = s.temp;
-      const auto take = [&at](int64_t n) { return std::exchange(at, at + n); };
-      const auto take_ints = [&](int64_t n) { return reinterpret_cast<int32_t*>(take(n)); };
-      logits = take(s.n_rows * padded(moe.n_experts_));
-      shared_logit = take(s.n_rows * kTileRows);
-      gate = take(slots * padded(moe.n_ff_));
-      up = take(slots * padded(moe.n_ff_));
-      shared_gate = take(s.n_rows * padded(moe.n_ff_shared_));
-      shared_up = take(s.n_rows * padded(moe.n_ff_shared_));
-      y = take(slots * padded(moe.n_embd_));
-      shared_y = at;
-      at = s.row_temp;
-      p = take(slots);
-      keys = take(s.n_rows * moe.n_experts_);
-      shared_p = take(s.n_rows);
-      chosen = take_ints(slots);
-      slot = take_ints(slots);
-      row = take_ints(slots);
-      first = take_ints(moe.n_experts_ + 1);
-      active = take_ints(moe.n_experts_);
-      n_active = take_ints(1);
-      routed = take(moe.router_norm_ ? s.n_rows * padded(moe.n_embd_) : 0);
-      gathered = at;
-    }
-    Slots slots() const { return {chosen, slot, row, first, active, n_active}; }
-  };
-
+  MoeSizes sizes() const {
+    return {n_embd_, n_experts_, top_k_, n_ff_, n_ff_shared_, router_norm_ ? true : false};
+  }
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
 
+  // Of adapters: A x of two products for each slot of all rows, then for each row of the shared
+  // expert.
+  int64_t n_projected() const { return 2 * (top_k_ + n_shared()); }
+  int64_t low_rank_floats(const Step& s) const {
+    return s.low_rank_stride / n_projected() / kTileRows * kTileRows;
+  }
+  Job adapted(const Step& s, Job job, int64_t slot, const int32_t* rows) const {
+    job.adapted_rows = rows;
+    job.low_rank_step = low_rank_floats(s);
+    job.low_rank_stride = 2 * job.low_rank_step;
+    job.low_rank = s.low_rank + slot * job.low_rank_stride;
+    return job;
+  }
+
   // What routers see: the experts' input, or another's norm divided by sqrt(n_embd) (Gemma 4).
-  InputRows router_rows(Step& s, Team& team, const Buffers& b) const {
-    if (!router_norm_) return {s.registers[in_], s.stride, s.n_rows};
+  InputRows router_rows(Step& s, Team& team, const MoeBuffers& b) const {
+    if (!router_norm_) return {s.registers[in_], s.stride, s.n_rows, 0, s.adapters};
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* y = b.routed + r * padded(n_embd_);
@@ -284,11 +277,11 @@ class Moe final : public Block {
         s.kernels.scale(y, 1.0f / std::sqrt(static_cast<float>(n_embd_)), n_embd_);
       }
     });
-    return {b.routed, padded(n_embd_), s.n_rows};
+    return {b.routed, padded(n_embd_), s.n_rows, 0, s.adapters};
   }
 
   // The bias is added once: threads that have rows of their own share the logits.
-  void route(Step& s, Team& team, const Buffers& b, const InputRows& in) const {
+  void route(Step& s, Team& team, const MoeBuffers& b, const InputRows& in) const {
     const std::array routers = {Product{router_, b.logits, padded(n_experts_)},
                                 Product{shared_router_, b.shared_logit, kTileRows}};
     std::span<const Product> left = std::span(routers).first(shared_router_ ? 2 : 1);
@@ -304,7 +297,7 @@ class Moe final : public Block {
 
   // Copies a row's input to the slots of its experts, except of experts that take all rows. Inputs
   // that are weighed leave no weight for the outputs.
-  void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {
+  void bring_together(const Step& s, const MoeBuffers& b, const float* in, int64_t r) const {
     const int64_t n_kb = act_blocks(n_embd_);
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
       const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
@@ -326,20 +319,21 @@ class Moe final : public Block {
   }
 
   // Inner values of all slots, and of the shared expert, in one round.
-  void gather_inner(Step& s, Team& team, const Buffers& b) const {
+  void gather_inner(Step& s, Team& team, const MoeBuffers& b) const {
     std::array all = {SharedRows{b.gate, padded(n_ff_), s.n_rows * top_k_, &inner_},
                       SharedRows{b.shared_gate, padded(n_ff_shared_), s.n_rows, &shared_}};
-    if (gathers_acts_) {
+    if (gathers_acts(s)) {
       all[0].acts = s.shared_acts;
       all[0].parts = {b.first, static_cast<size_t>(n_experts_ + 1)};
       all[1].acts = s.shared_acts + shared_at(s);
     }
     gather(s, team, std::span(all).first(shared_gate_ ? 2 : 1));
   }
+  bool gathers_acts(const Step& s) const { return gathers_acts_ && s.adapters.empty(); }
   // The acts of the shared expert lie behind those of all slots.
   int64_t shared_at(const Step& s) const { return s.n_rows * top_k_ * act_blocks(n_ff_); }
 
-  void quantize_inner(Step& s, Team& team, const Buffers& b) const {
+  void quantize_inner(Step& s, Team& team, const MoeBuffers& b) const {
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
@@ -355,7 +349,7 @@ class Moe final : public Block {
   }
 
   // Sums up to kColumns of a row of the output, from `column` on.
-  void add_up(const Step& s, const Buffers& b, int64_t r, int64_t column, float* out) const {
+  void add_up(const Step& s, const MoeBuffers& b, int64_t r, int64_t column, float* out) const {
     const int64_t n = std::min(kColumns, outer_.own.end - column);
     float* to = out + r * s.stride + column;
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {

@@ -131,6 +131,15 @@ class Binding:
                     return entry, name
         return None
 
+    def expert_target(self, place: Place, role: str, expert: int) -> str | None:
+        """The name of an expert's own tensor, where there is one for each."""
+        self.facts.layer = place.layer
+        for entry in self._entries(place, role):
+            for source in entry.sources:
+                if source.pattern.per_expert:
+                    return self._expand(source, expert)
+        return None
+
     def _bind(self, place: Place, role: str, wants: Mapping[str, Want]) -> Bound:
         want = wants[role]
         if want.need is False:

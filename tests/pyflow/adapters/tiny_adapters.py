@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,20 @@ def write(folder: Path, fixture: dict[str, Any], **changes: object) -> Path:
     return folder
 
 
+def write_all(folder: Path, fixture: dict[str, Any]) -> list[tuple[Path, float]]:
+    """Those of a fixture, which may have several, with their factors."""
+    given = [fixture, *fixture.get("others", [])]
+    factors = fixture.get("factors", [1.0])
+    return [
+        (write(folder / f"adapter{i}", each), factor)
+        for i, (each, factor) in enumerate(zip(given, factors, strict=True))
+    ]
+
+
 def write_gguf(
-    path: Path, architecture: str, given: dict[str, NDArray[np.float32]], alpha: float, **keys: str
+    path: Path, architecture: str, given: Mapping[str, NDArray[Any]], alpha: float, **keys: str
 ) -> Path:
-    """A GGUF file of an adapter; given: by its names."""
+    """A GGUF file of an adapter; given: by its names; bytes are blocks of Q8_0."""
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
@@ -46,7 +57,8 @@ def write_gguf(
         writer.add_string(key, value)
     writer.add_float32("adapter.lora.alpha", alpha)
     for name, values in given.items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        raw = gguf.GGMLQuantizationType.Q8_0 if values.dtype == np.uint8 else None
+        writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

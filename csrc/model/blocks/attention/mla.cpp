@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/adapters/low_rank.h"
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/attention/split.h"
 #include "model/blocks/branch.h"
@@ -37,10 +38,8 @@ class Mla final : public Branch {
     check_sizes(c.stage);
     share(c.stage.member);
     take_weights(spec, c.weights);
-    for (const auto* heads : {&keys_, &values_})
-      c.facts.unadapted.insert(heads->begin(), heads->end());
     for (const auto* by_head : {&keys_, &values_})
-      c.facts.unadapted.insert(by_head->begin(), by_head->end());
+      for (const PackedTensor* w : *by_head) c.facts.side_by_side[w] = n_heads_;
     c.facts.kv_layers.push_back({.n_kv_heads = 1,
                                  .key_dim = rank_ + rope_dim_,
                                  .value_dim = rank_,
@@ -71,6 +70,7 @@ class Mla final : public Branch {
                   [&](int64_t begin, int64_t end) {
                     for (int64_t i = begin; i < end; ++i) prepare(s, m, i / n_items, i % n_items);
                   });
+    if (!s.adapters.empty()) project_queries(s, team, m);
     multiply_heads(s, team, {m.q, nope_dim_ + rope_dim_, nope_dim_}, keys_,
                    {m.queries, kv.key_dim, 0});
     const AttendArgs args = {.kv = kv,
@@ -256,6 +256,22 @@ class Mla final : public Branch {
     s.kernels.store_kv(kv, slot, 0, key, nullptr);
   }
 
+  // Floats for A x of a head's row.
+  int64_t low_rank_floats(const Step& s) const {
+    return s.low_rank_stride / n_heads_ / kTileRows * kTileRows;
+  }
+
+  // What adapters need of queries, whose matrices are those of keys, transposed.
+  void project_queries(const Step& s, Team& team, const Memory& m) const {
+    team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        for (int64_t h = 0; h < n_heads_ && s.adapters[static_cast<size_t>(r)]; ++h)
+          project_row(s, keys_[static_cast<size_t>(h)], *s.adapters[static_cast<size_t>(r)],
+                      m.q.at(r) + h * (nope_dim_ + rope_dim_),
+                      s.low_rank + r * s.low_rank_stride + h * low_rank_floats(s));
+    });
+  }
+
   // Outputs of each head's matrix, always by the arithmetic of decoding.
   void multiply_heads(Step& s, Team& team, const HeadInputs& in,
                       const std::vector<const PackedTensor*>& weights,
@@ -278,7 +294,13 @@ class Mla final : public Branch {
               x(h),
               in.rows.stride,
               acts(h),
-              s.n_rows};
+              s.n_rows,
+              nullptr,
+              nullptr,
+              s.low_rank + static_cast<int64_t>(h) * low_rank_floats(s),
+              s.low_rank_stride,
+              0,
+              &weights == &keys_};
     };
     multiply(s, team, weights.size(), std::cref(job), nullptr);
   }
