@@ -45,6 +45,10 @@ class KnownAdapters:
     def names(self) -> list[str]:
         return [*self.paths]
 
+    def choose(self, given: object) -> Choice:
+        """As `chosen`, among these."""
+        return chosen(given, self.names)
+
     @property
     def fingerprint(self) -> str:
         """Of those that apply by default; empty: none do."""

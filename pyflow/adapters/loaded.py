@@ -34,11 +34,18 @@ class Adapters(KnownAdapters):
         """These apply to a sequence from now on. ShapeError: the sequence has cells."""
         context.adapt(seq, self._native_set(choice) if choice else None)
 
+    def choose(self, given: object) -> Choice:
+        """As of `KnownAdapters`. FormatError: weights have no norm at such a factor."""
+        choice = super().choose(given)
+        if choice:
+            self._native_set(choice)
+        return choice
+
     def _native_set(self, choice: Choice) -> _core.AdapterSet:
-        if choice not in self._sets:
+        found = self._sets.get(choice)  # threads of a server make others at the same time
+        if found is None:
             if len(self._sets) > 256:  # of clients that try many factors
                 self._sets.clear()
-            self._sets[choice] = _core.AdapterSet(
-                [(self._native[name], factor) for name, factor in choice]
-            )
-        return self._sets[choice]
+            found = _core.AdapterSet([(self._native[name], factor) for name, factor in choice])
+            self._sets[choice] = found
+        return found

@@ -264,7 +264,7 @@ def chosen_adapters(model: Prompted, given: object) -> Choice | None:
     """Of a text; None: the default. PyflowError: the model has not loaded one of these."""
     if given is None:
         return None
-    return chosen(given, [] if model.adapters is None else model.adapters.names)
+    return chosen(given, []) if model.adapters is None else model.adapters.choose(given)
 
 
 def asked_languages(model: Prompted, options: Options) -> Languages:

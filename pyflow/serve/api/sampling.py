@@ -128,7 +128,7 @@ class Drawn(Body, kw_only=True):
                 raise bad_request(f"lora[{i}]: expected each adapter once, found {name!r}", "lora")
             factors[name] = each.scale
         try:
-            return chosen(factors, names)
+            return chosen(factors, names) if loaded is None else loaded.choose(factors)
         except PyflowError as error:
             raise of_request(error, "lora") from None
 

@@ -327,6 +327,7 @@ def test_the_command_line_and_sessions_know_them(
         (f"{first}=much", "expected PATH or PATH=FACTOR"),
         (f"{first}=inf", "finite factor"),
         (str(tmp_path / "none"), "found nothing there"),
+        ("", "found nothing there"),
     ):
         assert main([*given, "--lora", lora]) != 0
         assert words in capsys.readouterr().err

@@ -123,6 +123,7 @@ def test_rows_without_a_norm_are_refused_at_the_factor_that_makes_them(tmp_path:
         model.generate([5], n_predict=1, adapters={"adapter": 1.5})
         with pytest.raises(FormatError, match=r"q_proj.lora_B.weight: row 3: .* factor of 2"):
             model.generate([5], n_predict=1, adapters={"adapter": 2.0})
+        model.generate([5], n_predict=1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 
 import pyflow
 from pyflow import formats
@@ -69,6 +70,51 @@ def test_each_request_has_the_adapters_that_it_names(tmp_path: Path) -> None:
             assert server.error(PATH, **greedy, lora=[{"id": 0, "scale": 1e300}])[0] == 400
             assert server.get("/lora-adapters?model=plain") == []
             assert server.error(PATH, **greedy, model="plain", lora=[{"id": 0}])[0] == 400
+        finally:
+            server.stop()
+
+
+def with_magnitudes(base: Path, folder: Path) -> Path:
+    """An adapter of PEFT beside a model in GGUF; a row of zeros remains at a factor of -1."""
+    q = next(t for t in formats.open(base).tensors if t.name == "blk.0.attn_q.weight")
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes = {
+        f"{module}.lora_A.weight": [1, q.shape[1]],
+        f"{module}.lora_B.weight": [q.shape[0], 1],
+        f"{module}.lora_magnitude_vector": [q.shape[0]],
+    }
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "use_dora": True}
+    adapter = {"seed": 1, "config": config, "tensors": shapes}
+    path = tiny_adapters.write(folder, adapter)
+    tensors = tiny_adapters.tensors(adapter)
+    tensors[f"{module}.lora_A.weight"][0] = formats.open(base).array(q.name)[0]
+    tensors[f"{module}.lora_B.weight"][0] = 1
+    safetensors.numpy.save_file(tensors, path / "adapter_model.safetensors")
+    return path
+
+
+def test_requests_give_factors_to_magnitudes(tmp_path: Path) -> None:
+    base, paths = written(tmp_path)
+    path = with_magnitudes(base, tmp_path / "dora")
+    greedy = {"prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0}
+    with pyflow.load(base, n_threads=1, adapters=[(paths[0], 0), (path, 0)]) as model:
+        server = Server({"tiny": model}, Settings(port=0, n_parallel=4, n_ctx=128))
+        try:
+            texts = set()
+            for factors in ({}, {"dora": 1.0}, {"dora": 8.0}, {"one": 1.0, "dora": 0.5}):
+                sampling = SamplingParams(temperature=0)
+                alone = model.generate(
+                    [5, 6, 7, 8], n_predict=12, sampling=sampling, adapters=factors
+                )
+                lora = [{"id": name, "scale": factor} for name, factor in factors.items()]
+                for _ in range(2):  # the second finds cells of the first
+                    found = server.post(PATH, **greedy, lora=lora)["choices"][0]["text"]
+                    assert found == alone.text
+                texts.add(alone.text)
+            assert len(texts) > 1
+            status, error = server.error(PATH, **greedy, lora=[{"id": "dora", "scale": -1}])
+            assert (status, error["param"]) == (400, "lora")
+            assert "row 0" in error["message"]
         finally:
             server.stop()
 
