@@ -47,6 +47,8 @@ STANDARD: dict[str, Kind] = {
 
 OF_ALL_MODELS = ("n_embd", "n_ctx", "n_vocab", "n_layers")
 """Facts of the whole model, needed without a layer. Others may differ between layers."""
+_BY_LAYER = frozenset({"layer_types", "turned_layers"})
+"""Lists of config.json with a value for each layer, where specs give them these names."""
 
 
 class Source(Protocol):
@@ -303,6 +305,10 @@ class Facts:
         FormatError: there are more or fewer, or they differ where all layers must have one value.
         """
         values = found.value
+        if name in _BY_LAYER and isinstance(values, list):
+            if len(values) != (n_layers := self.integer("n_layers", 0)):
+                raise found.fault(f"{n_layers} values, one for each layer")
+            return found
         if self._source.kind != "gguf" or found.is_from_spec or not isinstance(values, list):
             return found
         n_layers = 0 if name in OF_ALL_MODELS else self.integer("n_layers", 0)

@@ -376,11 +376,19 @@ def test_configs_that_are_none_are_refused(
     assert all(word in said for word in (*mentions, "config.json")), said
 
 
-def test_a_layer_list_that_is_too_short_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [1, 9])
+def test_a_list_of_layers_of_another_length_is_refused(n: int, tmp_path: Path) -> None:
     golden = json.loads(GOLDEN.with_name("hf_gemma2.json").read_text())
     tiny.write(tmp_path, golden)
-    said = fault(with_config(tmp_path, layer_types=["full_attention"]), SpecError)
-    assert "layer_types" in said or "types" in said
+    said = fault(with_config(tmp_path, layer_types=["full_attention"] * n), FormatError)
+    assert all(word in said for word in ("layer_types", "one for each layer")), said
+
+
+@pytest.mark.parametrize("size", [0, -16, None])
+def test_chunks_without_a_size_are_refused(size: int | None, tmp_path: Path) -> None:
+    tiny.write(tmp_path, json.loads(GOLDEN.with_name("hf_llama4.json").read_text()))
+    said = fault(with_config(tmp_path, attention_chunk_size=size), UnsupportedError)
+    assert "attention_chunk_size: expected 1 or more" in said
 
 
 def test_unknown_tensors_and_families_are_refused(folder: Path) -> None:
