@@ -26,7 +26,7 @@ Entry: TypeAlias = Scalar | list[str] | Array
 
 _MAX_INTEGER = (1 << 32) - 1
 # Facts that programs read as an array, with a value for each layer.
-_BY_LAYER = {"n_heads", "n_kv_heads", "n_ff", "windowed", "deviations"}
+_BY_LAYER = {"n_heads", "n_kv_heads", "kv_heads", "n_ff", "windowed", "deviations"}
 
 
 def sizes(description: Description, document: Document) -> dict[str, Entry]:
@@ -39,7 +39,7 @@ def sizes(description: Description, document: Document) -> dict[str, Entry]:
     facts, keys = description.facts, dict[str, Entry]()
     for name, given in document["facts"].items():
         key = next((one.name for one in given.alternatives if isinstance(one, Key)), None)
-        if key is None:
+        if key is None or isinstance(keys.get(key), np.ndarray):
             continue
         value: Value | tuple[Value, ...] | None = None
         if name == "n_ctx":
@@ -69,7 +69,8 @@ def _of_all_layers(
     found: list[Value] = []
     try:
         facts.layer = None
-        return facts.fact(name)
+        if name not in _BY_LAYER:  # whose last alternative may need no layer
+            return facts.fact(name)
     except UnresolvedError:
         pass
     try:

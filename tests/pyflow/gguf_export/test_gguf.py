@@ -52,7 +52,7 @@ REFUSED = {
     "hf_phi_norms": r"decoder\.0\.attn\.q_norm",
     **dict.fromkeys(("hf_deepseek2", "hf_deepseek2_lite", "hf_deepseek3"), "latent attention"),
     **dict.fromkeys(("hf_llama4", "hf_llama4_plain"), "expected 0 or 8192"),
-    **dict.fromkeys(("hf_lfm2", "hf_lfm2_biases", "hf_lfm2moe"), r"blk\.0\.attn_q\.weight"),
+    "hf_lfm2_biases": r"blk\.0\.shortconv\.in_proj\.bias",
     "hf_llama_dynamic": "rope_scaling.*dynamic",
     "hf_falcon_sequential": r"blk\.0\.attn_qkv\.bias",
     "hf_falcon_rw": "alibi",
