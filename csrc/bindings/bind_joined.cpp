@@ -37,6 +37,7 @@ struct Packed {
 struct Zeros {
   int each;
   std::optional<Packed> packed;
+  bool by_row;
 };
 struct GroupsAt {
   int64_t size, count;
@@ -168,7 +169,9 @@ std::shared_ptr<const MadeRows> rows_of(const Integers& p, DType dtype, Parts& p
   m.by_column = p.codes.by_column;
   m.codes = m.by_column ? parts.integers(p.codes, cols, rows) : parts.integers(p.codes, rows, cols);
   m.scales = parts.scales(p.scales, rows, groups.count);
-  if (p.zeros.packed) m.zeros = parts.integers(*p.zeros.packed, groups.count, rows);
+  m.zeros_by_row = p.zeros.by_row;
+  const auto [lines, n] = m.zeros_by_row ? Shape{rows, groups.count} : Shape{groups.count, rows};
+  if (p.zeros.packed) m.zeros = parts.integers(*p.zeros.packed, lines, n);
   m.groups = {groups.size, {}, groups.count};
   if (!groups.of.empty())
     m.groups.of = parts.bytes(groups.of, static_cast<uint64_t>(cols) * 4);
@@ -273,8 +276,8 @@ void register_joined(py::module_& m) {
            py::arg("tensor"), py::arg("bits"), py::arg("order"), py::arg("per_line"),
            py::arg("per_word"), py::arg("by_column") = false);
   py::class_<Zeros>(m, "Zeros")
-      .def(py::init<int, std::optional<Packed>>(), py::arg("each"),
-           py::arg("packed") = std::nullopt);
+      .def(py::init<int, std::optional<Packed>, bool>(), py::arg("each"),
+           py::arg("packed") = std::nullopt, py::arg("by_row") = false);
   py::class_<GroupsAt>(m, "Groups")
       .def(py::init<int64_t, int64_t, std::string>(), py::arg("size"), py::arg("count"),
            py::arg("of") = "");

@@ -190,9 +190,10 @@ class Packed:
 
 @final
 class Zeros:
-    """What is taken off codes: a number, and the one of the row and group if they are packed."""
+    """What is taken off codes: a number, and the one of the row and group if they are packed, in
+    lines of groups; by_row: of rows."""
 
-    def __init__(self, each: int, packed: Packed | None = None) -> None: ...
+    def __init__(self, each: int, packed: Packed | None = None, by_row: bool = False) -> None: ...
 
 @final
 class Groups:

@@ -66,7 +66,8 @@ class IntegerRows : public MadeRows {
     PackedIntegers codes;
     bool by_column = false;  // a line of codes is a column, not a row
     PackedIntegers zeros;    // a line is a group; no data: `zero` everywhere
-    int zero = 0;            // is added to each
+    bool zeros_by_row = false;  // a line is a row, not a group
+    int zero = 0;               // is added to each
     Scales scales;
     Groups groups;
     // Of compact rows (compact.h): the columns in another order, none for their own; scales are
@@ -74,6 +75,10 @@ class IntegerRows : public MadeRows {
     std::vector<int32_t> order = {};
     bool has_factors = false;
 
+    int zero_at(int64_t row, int64_t group) const {
+      if (zeros.data.empty()) return zero;
+      return zero + (zeros_by_row ? zeros.code(row, group) : zeros.code(group, row));
+    }
     int64_t group_of(int64_t k) const {
       return groups.at(order.empty() ? k : order[static_cast<size_t>(k)]);
     }

@@ -145,6 +145,20 @@ def awq(weights: Floats, size: int, *, dtype: str = "F16") -> Quantized:
     return Quantized(tensors, scales[:, groups] * (codes - zeros[:, groups]))
 
 
+def awq_gemv(weights: Floats, size: int) -> Quantized:
+    """The same for AutoAWQ's kernel gemv, whose rows of zeros and scales are filled up."""
+    codes, scales, zeros = grid(weights, 4, size, symmetric=False, dtype="F16")
+    groups = np.arange(weights.shape[1]) // size
+    at_once = 8 * max(1, 128 // size)
+    more = -zeros.shape[1] % at_once
+    tensors = {
+        "qweight": stream(codes, 4),
+        "qzeros": stream(np.pad(zeros, [(0, 0), (0, more)]), 4),
+        "scales": stored(np.pad(scales, [(0, 0), (0, more)]), "F16"),
+    }
+    return Quantized(tensors, scales[:, groups] * (codes - zeros[:, groups]))
+
+
 def _awq_words(codes: Codes) -> NDArray[np.int32]:
     eights = codes.reshape(len(codes), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
     return stream(eights.reshape(len(codes), -1), 4)

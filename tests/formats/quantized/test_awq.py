@@ -23,6 +23,13 @@ def test_values_are_exact(size: int, tmp_path: Path) -> None:
     check(written(tmp_path, made, **CONFIG | {"group_size": size}), made, "Q5_0")
 
 
+@pytest.mark.parametrize("size", [-1, 32, 64, 128])
+def test_values_for_the_other_kernel_are_exact(size: int, tmp_path: Path) -> None:
+    made = packing.awq_gemv(weights(40, 384), 384 if size < 0 else size)
+    config = CONFIG | {"group_size": size, "version": "gemv"}
+    check(written(tmp_path, made, **config), made, "Q5_0")
+
+
 def test_zeros_may_be_all_that_four_bits_hold(tmp_path: Path) -> None:
     positive = np.abs(weights(8, 64))
     positive[1] *= -1
@@ -33,7 +40,10 @@ def test_zeros_may_be_all_that_four_bits_hold(tmp_path: Path) -> None:
 
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"bits": 3}, {}, "bits: expected 4, found 3"),
-    ({"version": "gemv"}, {}, "version: expected 'gemm' or 'GEMM', found 'gemv'"),
+    ({"version": "gemv_fast"}, {}, "version: expected .*'gemv' or 'GEMV', found 'gemv_fast'"),
+    ({"version": "gemv", "format": "gemm"}, {}, "format: expected 'gemv' or 'GEMV'"),
+    ({"version": "gemv", "group_size": 16}, {}, "group_size: expected 32 or more for gemv"),
+    ({"version": "gemv"}, {}, r"a\.scales.*\(64, 32\)"),
     ({"backend": "llm-awq"}, {}, "backend: expected"),
     ({"modules_to_not_convert": ["a"]}, {}, "a: expected plain weights"),
     ({}, {"qzeros": np.zeros((2, 5), np.int32)}, r"a\.qzeros.*\(2, 4\), found I32 of \(2, 5\)"),
