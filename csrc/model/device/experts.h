@@ -1,4 +1,4 @@
-// A block of experts as commands of devices (blocks/moe.cpp).
+// A block of experts as commands of devices (blocks/experts/moe.cpp).
 #pragma once
 
 #include <cstddef>
