@@ -225,6 +225,38 @@ def alternatives() -> str:
     return markdown_table(head, rows, left={"network"})
 
 
+# Of a further call into the kernel for each other member, measured over TCP.
+_CALL_S = 3e-6
+
+
+def hidden_ms(shape: Shape, network: Network, rate: float, n: int) -> float:
+    """What a token of n members saves if they send the first half of columns while they compute the
+    second: of o, gate and up, and down."""
+    wide, d = shape.n_ff, shape.n_embd
+    gates = 2 if shape.gated else 1
+    saved = 0.0
+    for weights, nbytes in ((d * d, 4 * d), (gates * d * wide, 36 / 32 * wide), (d * wide, 4 * d)):
+        half_s = weights * shape.bits / 8 / n / rate / 1e9 / 2
+        on_way_s = nbytes * (n - 1) / n / network.bytes_per_s / 2
+        saved += min(half_s, on_way_s) - (n - 1) * _CALL_S
+    return 1e3 * saved * shape.n_layers
+
+
+def early() -> str:
+    """ms of a token with and without that."""
+    rows = []
+    for shape, rate in ((QWEN_1_5B, 10.0), (LLAMA_7B, 10.0), (LLAMA_7B, 40.0), (LLAMA_70B, 40.0)):
+        cells = []
+        for network in (GIGABIT, TEN):
+            for n in (2, 4, 8):
+                layout = cluster(shape, network, [rate] * n).fixed(1, n)
+                late = 1e3 / speeds(layout, shape.n_layers, ()).one
+                cells.append(f"{late:.3g} / {late - hidden_ms(shape, network, rate, n):.3g}")
+        rows.append([f"{shape.name}, {rate:g} GB/s", *cells])
+    head = [f"{name}, 1x{n}" for name in ("gigabit", "10 gigabit") for n in (2, 4, 8)]
+    return markdown_table(["model, node", *head], rows, left={"model, node", *head})
+
+
 def chart(path: Path) -> None:
     """Tokens/s of one request and of many, by layout."""
     import matplotlib
@@ -252,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="a folder for the chart")
     args = parser.parse_args()
-    print("\n\n".join([table_5(), one_request(), alternatives()]))
+    print("\n\n".join([table_5(), one_request(), early(), alternatives()]))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         chart(args.out / "layouts.png")

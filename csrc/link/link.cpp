@@ -48,6 +48,14 @@ bool Link::exchange(RoundKind kind, bool flag, std::span<const uint8_t> own, Pie
   return exchange_within(deadline_ms_, kind, flag, own, in);
 }
 
+void Link::begin(bool flag, uint64_t nbytes, std::span<const uint8_t> first) {
+  if (!sends_early_ || !broken_.empty()) return;
+  expected_.kind = static_cast<uint32_t>(RoundKind::Gather);
+  expected_.flag = flag;
+  expected_.nbytes = nbytes;
+  send_first(expected_, first);
+}
+
 bool Link::exchange_within(int64_t deadline_ms, RoundKind kind, bool flag,
                            std::span<const uint8_t> own, Pieces in) {
   if (!broken_.empty()) throw LinkError(broken_);
@@ -73,7 +81,7 @@ bool Link::exchange_within(int64_t deadline_ms, RoundKind kind, bool flag,
   return leaders_flag_;
 }
 
-std::vector<double> Link::time_rounds(int64_t nbytes, int64_t n, double pause_s) {
+std::vector<double> Link::time_rounds(int64_t nbytes, int64_t n, double pause_s, RoundKind kind) {
   std::vector<uint8_t> all(static_cast<size_t>(nbytes * size_));
   std::vector<std::span<uint8_t>> in;
   for (int64_t m = 0; m < size_; ++m)
@@ -85,7 +93,7 @@ std::vector<double> Link::time_rounds(int64_t nbytes, int64_t n, double pause_s)
     for (const int64_t until = now_ns() + pause_ns; now_ns() < until;) {
     }
     const int64_t begun = now_ns();
-    exchange(RoundKind::Gather, false, in[static_cast<size_t>(number_)], in);
+    exchange(kind, false, in[static_cast<size_t>(number_)], in);
     found.push_back(1e-9 * static_cast<double>(now_ns() - begun));
   }
   return found;
@@ -143,6 +151,7 @@ void Link::meet(std::span<const uint8_t> plan) {
                 " has another plan; give all ranks the same options";
       throw LinkError(broken_);
     }
+  learn();
 }
 
 }  // namespace pyflow

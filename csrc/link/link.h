@@ -50,6 +50,13 @@ class Link {
   using Pieces = std::span<const std::span<uint8_t>>;
   bool exchange(RoundKind kind, bool flag, std::span<const uint8_t> own, Pieces in);
 
+  // Before a round of Gather: `first` are the first bytes of `nbytes` that this member will give. They
+  // are on their way while it computes the rest, where that helps (sends_early).
+  void begin(bool flag, uint64_t nbytes, std::span<const uint8_t> first);
+  // Whether it does: bytes take longer on their way than a call into the kernel takes.
+  bool sends_early() const { return sends_early_; }
+  void set_sends_early(bool early) { sends_early_ = early; }
+
   // What member 0 says to all others, who wait for it without a deadline.
   void say(std::span<const uint8_t> text);
   std::vector<uint8_t> hear();
@@ -62,7 +69,8 @@ class Link {
   uint64_t n_gathers() const { return n_gathers_; }
   uint64_t n_gathered() const { return n_gathered_; }
   // Seconds of each of n rounds, nbytes of each member, after so long a time of work.
-  std::vector<double> time_rounds(int64_t nbytes, int64_t n, double pause_s);
+  std::vector<double> time_rounds(int64_t nbytes, int64_t n, double pause_s,
+                                  RoundKind kind = RoundKind::Gather);
 
   // How long others may be late.
   void set_deadline_ms(int64_t ms) { deadline_ms_ = ms; }
@@ -103,11 +111,17 @@ class Link {
   // used. `waiter` pauses.
   virtual void transfer(const RoundHeader& header, std::span<const uint8_t> own, Pieces in,
                         Waiter& waiter) = 0;
+  // Sends what can be sent at once of a header and the first bytes of a piece, of which transfer()
+  // then sends the rest.
+  virtual void send_first(const RoundHeader&, std::span<const uint8_t>) {}
+  // At the end of a meeting; all members make the same rounds.
+  virtual void learn() {}
   // Lets the others know that this member makes no more rounds. From any thread.
   virtual void leave() noexcept = 0;
   void check(int64_t from, const RoundHeader& found, uint64_t nbytes);
   [[noreturn]] void lost(int64_t member, const std::string& why) const;
   bool leaders_flag_ = false;  // of the round in progress, set by check()
+  bool sends_early_ = false;
 
  private:
   bool exchange_within(int64_t deadline_ms, RoundKind kind, bool flag, std::span<const uint8_t> own,

@@ -31,6 +31,9 @@ class Link:
         """Rounds of a model's steps so far, and the bytes that others have sent in them."""
     def time_rounds(self, nbytes: int, n: int, pause_s: float) -> list[float]:
         """Seconds of each of n rounds after pauses of work, nbytes of each member."""
+    sends_early: bool
+    """Whether members send the first half of columns while they compute the second; links over
+    sockets find out in `meet`."""
     def set_deadline(self, ms: int) -> None:
         """How long others may be late in a step."""
     def meet(self, plan: bytes) -> None:

@@ -82,6 +82,7 @@ void register_link(py::module_& m) {
                                     std::max<int64_t>(0, n), pause_s);
           },
           py::arg("nbytes"), py::arg("n"), py::arg("pause_s"))
+      .def_property("sends_early", &Link::sends_early, &Link::set_sends_early)
       .def("set_deadline", &Link::set_deadline_ms, py::arg("ms"))
       .def(
           "meet",

@@ -6,16 +6,17 @@
 #include <vector>
 
 #include "model/blocks/block.h"
+#include "model/blocks/linear.h"
 #include "model/group/group.h"
 
 namespace pyflow {
 
 class Branch : public Block {
  public:
-  // This member's columns of the last product's input.
-  virtual SharedRows inner(Step&, Team&) const = 0;
+  // This member's columns of the last product's input. early: they may begin to travel.
+  virtual SharedRows inner(Step&, Team&, bool early) const = 0;
   // This member's columns of the output, from all of the input. Returns where the output is.
-  virtual float* outer(Step&, Team&, const SharedRows& in) const = 0;
+  virtual float* outer(Step&, Team&, const SharedRows& in, bool early) const = 0;
   // Columns of the output.
   virtual const Shares& outputs() const = 0;
   // Bytes that each round of inner() brings together for a row, and of its result.
@@ -23,10 +24,19 @@ class Branch : public Block {
   virtual int64_t inner_nbytes(const KernelTable&, Regime) const = 0;
 
   void forward(Step& s, Team& team) const final {
-    const SharedRows in = inner(s, team);
-    gather(s, team, in);
-    float* out = outer(s, team, in);
-    gather(s, team, out, s.stride, outputs());
+    const SharedRows in = inner(s, team, /*early=*/true);
+    gather_halves(s, team, in);
+    float* out = outer(s, team, in, /*early=*/true);
+    gather_halves(s, team, {out, s.stride, s.n_rows, &outputs()});
+  }
+
+  // A product of own columns of the output.
+  float* multiply_outer(Step& s, Team& team, const PackedTensor& weight, const float* bias,
+                        const SharedRows& in, size_t out, bool early) const {
+    float* y = s.product_output(out);
+    multiply(s, team, Product{&weight, y + outputs().own.begin, s.stride}, bias, all_rows(s, in),
+             early ? halfway(s, {y, s.stride, s.n_rows, &outputs()}) : Halfway{});
+    return y;
   }
 
   std::vector<int64_t> rounds(const KernelTable& kernels, Regime regime) const final {

@@ -22,6 +22,7 @@ class Ffn final : public Branch {
         n_embd_(c.stage.n_embd),
         n_ff_(spec.integer("n_ff")),
         act_(activation_named(spec.text("activation"))),
+        shares_(!c.stage.member.alone()),
         inner_({n_ff_, kInnerUnit}, c.stage.member),
         outer_(Cut::tiles(n_embd_), c.stage.member) {
     Weights& w = c.weights;
@@ -44,11 +45,12 @@ class Ffn final : public Branch {
   ScratchNeeds needs(CacheType) const override {
     return {.floats_per_row = (gate_ ? 2 : 1) * padded(n_ff_),
             .row_floats_per_row = 1,
-            .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_)),
+            .act_blocks_per_row = std::max(act_blocks(n_ff_), act_blocks(n_embd_)) +
+                                  (shares_ ? act_blocks(std::min(n_ff_, n_embd_)) : 0),
             .panel_cols = std::max(n_ff_, n_embd_)};
   }
 
-  SharedRows inner(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team, bool early) const override {
     const int64_t stride = padded(n_ff_);
     float* gate = gate_ ? s.temp : nullptr;
     float* up = gate ? gate + s.n_rows * stride : s.temp;
@@ -64,21 +66,22 @@ class Ffn final : public Branch {
     const std::array products = {Product{gate_, gate ? gate + first : nullptr, stride},
                                  Product{up_, up + first, stride}};
     const auto inputs = std::span(products).last(gate ? 2 : 1);
+    SharedRows inner = shared_rows(s, *down_, gate ? gate : up, stride, inner_);
+    // Behind those of the input, which are still read when the first ones of these are made.
+    if (inner.acts) inner.acts += s.n_rows * act_blocks(n_embd_);
     if (cutoff_) {
       multiply(s, team, inputs, all_rows(s, in, s.stride));
       gather(s, team, gate, stride, inner_);
       cut_off(s, team, gate, up);
     } else {
-      multiply(s, team, inputs, all_rows(s, in, s.stride), std::cref(activate));
+      multiply(s, team, inputs, all_rows(s, in, s.stride), std::cref(activate),
+               early ? halfway(s, inner) : Halfway{});
     }
-    return shared_rows(s, *down_, gate ? gate : up, stride, inner_);
+    return inner;
   }
 
-  float* outer(Step& s, Team& team, const SharedRows& in) const override {
-    float* out = s.product_output(out_);
-    multiply(s, team, Product{down_, out + outer_.own.begin, s.stride}, down_bias_,
-             all_rows(s, in));
-    return out;
+  float* outer(Step& s, Team& team, const SharedRows& in, bool early) const override {
+    return multiply_outer(s, team, *down_, down_bias_, in, out_, early);
   }
   const Shares& outputs() const override { return outer_; }
 
@@ -163,6 +166,7 @@ class Ffn final : public Branch {
   int64_t n_embd_, n_ff_;
   Activation act_;
   std::optional<float> cutoff_;
+  bool shares_;
   Shares inner_, outer_;  // of members of a group
   const PackedTensor *gate_ = nullptr, *up_, *down_;
   const float *gate_bias_, *up_bias_, *down_bias_;

@@ -320,35 +320,43 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const I
 }
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in,
-              const AfterTiles& after) {
+              const AfterTiles& after, const Halfway& halfway) {
   if (const size_t n = in_one_order(products); n < products.size()) {
     multiply(step, team, products.first(n), in);
-    return multiply(step, team, products.subspan(n), in, after);
+    return multiply(step, team, products.subspan(n), in, after, halfway);
   }
   const Needs needs(step, products, in);
   prepare(step, team, products, in, needs);
   const PackedTensor& w = *products[0].weight;
   const int64_t unit = unit_tiles(step, in, needs), units = (w.tiles() + unit - 1) / unit;
-  team.for_each(units, tile_grain(units, team.size()), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * unit, last = std::min(end * unit, w.tiles()),
-                  column = first * kTileRows,
-                  columns = std::min(last * kTileRows, w.rows()) - column;
-    for_chunks(step, in, needs, w.cols(), [&](const Rows& rows) {
-      for (size_t i = 0; i < products.size(); ++i)
-        multiply_step_tiles(step, products, i, in, rows, first, last);
-      for (int64_t i = rows.first; i < rows.first + rows.n; ++i) after(i, column, columns);
+  const auto some = [&](int64_t from, int64_t to) {
+    team.for_each(to - from, tile_grain(to - from, team.size()), [&](int64_t begin, int64_t end) {
+      const int64_t first = (from + begin) * unit, last = std::min((from + end) * unit, w.tiles()),
+                    column = first * kTileRows,
+                    columns = std::min(last * kTileRows, w.rows()) - column;
+      for_chunks(step, in, needs, w.cols(), [&](const Rows& rows) {
+        for (size_t i = 0; i < products.size(); ++i)
+          multiply_step_tiles(step, products, i, in, rows, first, last);
+        for (int64_t i = rows.first; after && i < rows.first + rows.n; ++i)
+          after(i, column, columns);
+      });
     });
-  });
+  };
+  const int64_t columns_of_unit = unit * kTileRows,
+                half = (halfway.n_columns + columns_of_unit - 1) / columns_of_unit;
+  if (half > 0) some(0, half);
+  if (half > 0 && team.rank() == 0) halfway.then();
+  some(half, units);
 }
 
 void multiply(Step& step, Team& team, const Product& product, const float* bias,
-              const InputRows& in) {
+              const InputRows& in, const Halfway& halfway) {
   const std::span one(&product, 1);
-  if (!bias) return multiply(step, team, one, in);
+  if (!bias && halfway.n_columns == 0) return multiply(step, team, one, in);
   const auto add_bias = [&](int64_t row, int64_t column, int64_t columns) {
     step.kernels.add(product.y + row * product.y_stride + column, bias + column, columns);
   };
-  multiply(step, team, one, in, std::cref(add_bias));
+  multiply(step, team, one, in, bias ? AfterTiles(std::cref(add_bias)) : nullptr, halfway);
 }
 
 void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const AfterJobTiles& after) {

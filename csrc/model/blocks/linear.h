@@ -6,7 +6,7 @@
 #include <span>
 
 #include "core/thread_pool.h"
-#include "model/group/rows.h"
+#include "model/group/group.h"
 #include "model/step.h"
 #include "quant/packed_tensor.h"
 
@@ -61,9 +61,11 @@ void multiply(Step&, Team&, std::span<const Product>, const InputRows&);
 // The same for matrices of one height, whose tiles are computed side by side: once those of some
 // rows are complete, after(row, column, columns) may work on each row's new values.
 using AfterTiles = std::function<void(int64_t row, int64_t column, int64_t columns)>;
-void multiply(Step&, Team&, std::span<const Product>, const InputRows&, const AfterTiles& after);
+void multiply(Step&, Team&, std::span<const Product>, const InputRows&, const AfterTiles& after,
+              const Halfway& halfway = {});
 // y = W x + bias; null: no bias.
-void multiply(Step&, Team&, const Product&, const float* bias, const InputRows&);
+void multiply(Step&, Team&, const Product&, const float* bias, const InputRows&,
+              const Halfway& halfway = {});
 
 // Quantizes n_rows of x for experts.
 void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows, int64_t k);

@@ -53,7 +53,7 @@ class Shortconv final : public Branch {
             .panel_cols = n_};
   }
 
-  SharedRows inner(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team, bool /*early*/) const override {
     const int64_t rows = s.n_rows * stride();
     const std::array<float*, 3> bcx = {s.temp, s.temp + rows, s.temp + 2 * rows};
     const std::array products = {Product{ins_[0], bcx[0], stride()},
@@ -73,11 +73,8 @@ class Shortconv final : public Branch {
     return shared_rows(s, *product_, y, padded(n_), shares_);
   }
 
-  float* outer(Step& s, Team& team, const SharedRows& in) const override {
-    float* out = s.product_output(out_);
-    multiply(s, team, Product{product_, out + shares_.own.begin, s.stride}, out_bias_,
-             all_rows(s, in));
-    return out;
+  float* outer(Step& s, Team& team, const SharedRows& in, bool early) const override {
+    return multiply_outer(s, team, *product_, out_bias_, in, out_, early);
   }
   const Shares& outputs() const override { return shares_; }
 

@@ -1,6 +1,7 @@
 #include "model/group/group.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -32,7 +33,25 @@ void Group::lay_out() {
   if (memory_.size() < total) memory_.resize(total);
 }
 
+void Group::lay_out(std::span<const SharedRows> all) {
+  std::ranges::fill(nbytes_, 0);
+  for (const SharedRows& each : all)
+    for (size_t m = 0; m < nbytes_.size(); ++m) nbytes_[m] += static_cast<size_t>(each.nbytes(m));
+  lay_out();
+}
+
+void Group::begin(const KernelTable& kernels, const SharedRows& rows) {
+  if (failed()) return;
+  const std::array halves = {rows.only(Half::First), rows.only(Half::Second)};
+  lay_out(halves);
+  pack(kernels, halves, 0, rows.n_rows);
+  begun_ = true;
+  link_->begin(asked_, nbytes_[number()],
+               {at(number()), static_cast<size_t>(halves[0].nbytes(number()))});
+}
+
 void Group::exchange() {
+  begun_ = false;
   for (size_t m = 0; m < in_.size(); ++m) in_[m] = {at(m), nbytes_[m]};
   try {
     stopping_ = link_->exchange(RoundKind::Gather, asked_, in_[number()], in_);
@@ -80,7 +99,7 @@ void Group::gather(const Step& step, Team& team, std::span<const SharedRows> all
   }
   if (step.own_rows) {  // a row or a few cost less than the barriers
     if (team.rank() == 0 && !failed()) {
-      pack(step.kernels, all, 0, n_rows);
+      pack(step.kernels, all, begun_ ? all[0].n_rows : 0, n_rows);
       exchange();
       if (!failed()) unpack(all, 0, n_rows);
     }
@@ -89,8 +108,10 @@ void Group::gather(const Step& step, Team& team, std::span<const SharedRows> all
   team.barrier();
   if (failed()) return;
   const int64_t grain = std::max<int64_t>(1, n_rows / (4 * team.size()));
-  team.for_each(n_rows, grain,
-                [&](int64_t begin, int64_t end) { pack(step.kernels, all, begin, end); });
+  const int64_t first = begun_ ? all[0].n_rows : 0;
+  team.for_each(n_rows - first, grain, [&](int64_t begin, int64_t end) {
+    pack(step.kernels, all, first + begin, first + end);
+  });
   if (team.rank() == 0) exchange();
   team.barrier();
   if (failed()) return;

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,6 +40,10 @@ class Group {
   // Throws LinkError if a round of this run, or an earlier one, has failed.
   void check() const;
 
+  // Whether columns had better be sent in halves, and begins the next round, of these rows in halves,
+  // by the first ones; by rank 0 of the team.
+  bool sends_early() const { return link_->sends_early(); }
+  void begin(const KernelTable& kernels, const SharedRows& rows);
   // One round for all of these, by the team; ends with a barrier. Does not throw: what fails is left
   // as it is, and the run stops.
   void gather(const Step& step, Team& team, std::span<const SharedRows> all);
@@ -63,6 +69,7 @@ class Group {
  private:
   // Room for nbytes_[m] of each member, from at(m) on.
   void lay_out();
+  void lay_out(std::span<const SharedRows> all);
   uint8_t* at(size_t member) { return memory_.data() + starts_[member]; }
   // Makes the round.
   void exchange();
@@ -75,7 +82,7 @@ class Group {
   void unpack(std::span<const SharedRows> all, int64_t begin, int64_t end);
 
   std::shared_ptr<Link> link_;
-  bool asked_ = false, stopping_ = false, enough_ = false;
+  bool asked_ = false, stopping_ = false, enough_ = false, begun_ = false;
   std::string failure_;
   std::vector<uint8_t> memory_;
   std::vector<size_t> nbytes_, starts_;  // by member
@@ -91,6 +98,23 @@ inline void gather(Step& step, Team& team, const SharedRows& one) {
 }
 inline void gather(Step& step, Team& team, float* rows, int64_t stride, const Shares& columns) {
   gather(step, team, SharedRows{rows, stride, step.n_rows, &columns});
+}
+// In halves, of which the first one may be on its way: that of what halfway() was asked for.
+inline void gather_halves(Step& step, Team& team, const SharedRows& rows) {
+  gather(step, team, std::array{rows.only(Half::First), rows.only(Half::Second)});
+}
+
+// For a product whose output is gathered in halves: after its first half `then` is called by rank 0 of
+// the team, while the others go on.
+struct Halfway {
+  int64_t n_columns = 0;  // of the first half; 0: nothing to do
+  std::function<void()> then = nullptr;
+};
+inline Halfway halfway(const Step& step, const SharedRows& rows) {
+  if (!step.group || !step.group->sends_early()) return {};
+  const int64_t n = half_of(rows.columns->own, Half::First).size();
+  if (n == rows.columns->own.size()) return {};
+  return {n, [&step, rows] { step.group->begin(step.kernels, rows); }};
 }
 
 }  // namespace pyflow

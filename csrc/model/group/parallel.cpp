@@ -72,15 +72,15 @@ class Parallel final : public Block {
     s.temp = temp + s.n_rows * b.floats_per_row;
     s.shared_acts += s.n_rows * std::max(a.act_blocks_per_row, b.act_blocks_per_row);
     std::array<SharedRows, 2> in{};
-    in[0] = first_.inner(s, team);
+    in[0] = first_.inner(s, team, false);
     s.temp = temp;
     s.shared_acts += s.n_rows * a.act_blocks_per_row;
     if (of_.norm) of_.norm->forward(s, team);
-    in[1] = second_.inner(s, team);
+    in[1] = second_.inner(s, team, false);
     s.shared_acts = acts;
     gather(s, team, in);
-    const float* one = first_.outer(s, team, in[0]);
-    return {one, second_.outer(s, team, in[1])};
+    const float* one = first_.outer(s, team, in[0], false);
+    return {one, second_.outer(s, team, in[1], false)};
   }
 
   // Of a row that begins at `row`, up to kColumns own columns from `column` on.

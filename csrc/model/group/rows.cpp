@@ -69,7 +69,7 @@ SharedRows::Blocks SharedRows::blocks(int64_t row) const {
 }
 
 void SharedRows::pack(const KernelTable& kernels, size_t member, int64_t row, uint8_t* to) const {
-  const Share& own = columns->all[member];
+  const Share own = columns_of(member);
   if (own.size() == 0) return;
   const float* x = rows + row * stride;
   switch (form(row)) {
@@ -100,7 +100,7 @@ void SharedRows::pack(const KernelTable& kernels, size_t member, int64_t row, ui
 }
 
 void SharedRows::unpack(size_t member, int64_t row, const uint8_t* from) const {
-  const Share& theirs = columns->all[member];
+  const Share theirs = columns_of(member);
   if (theirs.size() == 0) return;
   float* x = rows + row * stride;
   switch (form(row)) {

@@ -9,6 +9,7 @@
 //   F32,   4 bytes for one
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -35,6 +36,16 @@ int64_t wire_nbytes(Form form, const Shares& columns);
 // Whether the columns of each member are whole blocks, but for the last ones of all.
 bool in_wire_blocks(const Shares& columns);
 
+// A member's columns, which travel whole, or in halves: the first one may go before the second one
+// is computed. No block of activations has columns of both.
+enum class Half : uint8_t { Whole, First, Second };
+inline Share half_of(const Share& own, Half half) {
+  if (half == Half::Whole) return own;
+  const int64_t middle = own.begin + own.size() / 2;
+  const int64_t end = std::min(own.end, (middle + kActBlock - 1) / kActBlock * kActBlock);
+  return half == Half::First ? Share{own.begin, end} : Share{end, own.end};
+}
+
 struct SharedRows {
   float* rows;
   int64_t stride, n_rows;
@@ -43,12 +54,18 @@ struct SharedRows {
   ActBlock* acts = nullptr;  // where the others arrive as Int8; null: as F32
   // Where acts lie in several parts, which follow each other: the first row of each, and the end.
   std::span<const int32_t> parts = {};
+  Half half = Half::Whole;
 
+  SharedRows only(Half one) const {
+    SharedRows rows = *this;
+    rows.half = one;
+    return rows;
+  }
   Form form(int64_t row) const { return row < n_bf16 ? Form::Bf16 : acts ? Form::Int8 : Form::F32; }
   // Of a member's columns: of all rows, and of those before one.
   int64_t nbytes(size_t member) const { return nbytes_before(member, n_rows); }
   int64_t nbytes_before(size_t member, int64_t row) const {
-    const Share& own = columns->all[member];
+    const Share own = columns_of(member);
     const int64_t n = row < n_bf16 ? row : n_bf16;
     return n * wire_nbytes(Form::Bf16, own) +
            (row - n) * wire_nbytes(acts ? Form::Int8 : Form::F32, own);
@@ -66,6 +83,7 @@ struct SharedRows {
   };
   Blocks blocks(int64_t row) const;
   int64_t n_columns() const { return columns->all.back().end; }
+  Share columns_of(size_t member) const { return half_of(columns->all[member], half); }
 };
 
 }  // namespace pyflow

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.cluster.planning.members import shared_heads
 from pyflow.errors import CancelledError, LinkError, ShapeError, UnsupportedError
-from pyflow.sampling import SamplingParams
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.mla import Mla
 from pyflow.specs.blocks.shortconv import Shortconv
 from pyflow.specs.model_spec import ModelSpec
 
+from ..link.test_link import sockets
+from . import tiny_parts, tiny_whole
 from .test_blocks import POOL, TOKENS, built
 from .tiny_models import HOST_ONLY, N_EMBD, TINY, Draft, around, attention, ffn, write
-from .tiny_whole import quantizable
 
 
 def context(stage: _core.Stage, cache_type: str, link: _core.Link | None = None) -> _core.Context:
@@ -46,11 +45,12 @@ class Sharing:
         *,
         speeds: Sequence[int] = (),
         isas: Sequence[str] = (),
+        links: Sequence[_core.Link] = (),
         **more: Any,
     ) -> None:
-        """isas: the tables of one process, and of each member."""
+        """isas: the tables of one process, and of each member. links: others than of threads."""
         self.spec, self.n = spec, n
-        self.links = _core.Link.threads(n)
+        self.links = list(links) or _core.Link.threads(n)
         self.threads = ThreadPoolExecutor(n)
 
         def stage(isa: str | None, pool: _core.ThreadPool, **member: Any) -> _core.Stage:
@@ -233,7 +233,10 @@ TILES = ["amx_emulated"] if platform.machine() in {"x86_64", "AMD64"} else []
 @pytest.mark.parametrize("isa", ["", *TILES])
 def test_inputs_of_quantized_matrices_travel_rounded(isa: str, n: int, tmp_path: Path) -> None:
     t = Draft()
-    spec, tables = quantizable(t), [name for name in _core.runnable_isas() if name != "amx"]
+    spec, tables = (
+        tiny_whole.quantizable(t),
+        [name for name in _core.runnable_isas() if name != "amx"],
+    )
     # Members have different tables, but for the arithmetic of prompts.
     isas = [isa or tables[i % len(tables)] for i in range(n + 1)]
     of = Sharing(write(tmp_path / "tiny.safetensors", t), spec, n, pack_as="Q8_0", isas=isas)
@@ -246,55 +249,20 @@ def test_inputs_of_quantized_matrices_travel_rounded(isa: str, n: int, tmp_path:
         assert count_rounds(of, "prefill") == expected
 
 
-ALL, KEPT = 1500 * 4, 40 * 8 + 8  # bytes of a row of logits, and of a member's part of it
-DRAWS = [
-    (SamplingParams(temperature=0.0, seed=5), 8 + 8),
-    (SamplingParams(seed=5), KEPT),
-    (SamplingParams(seed=5, repeat_penalty=1.2, presence_penalty=0.3), KEPT),
-    (SamplingParams(seed=5, top_k=0, top_p=1.0, min_p=0.0), 8 + 8),
-    (SamplingParams(seed=5, top_k=0), ALL),
-    (SamplingParams(seed=5, n_logprobs=2), ALL),
-]
-
-
-@pytest.mark.parametrize(("params", "nbytes"), DRAWS)
-def test_members_draw_the_same_tokens_from_parts(
-    params: SamplingParams, nbytes: int, tmp_path: Path
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("isa", [*TILES, "scalar"])
+def test_halves_of_columns_may_go_before_the_rest(
+    isa: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    t = Draft()
-    spec = replace(TINY["shared_expert"](t), n_vocab=1500)
-    t.tensors["embd"] = np.random.default_rng(9).normal(size=(1500, N_EMBD)).astype(np.float32)
-    n = 3
-    of = Sharing(write(tmp_path / "tiny.safetensors", t), spec, n)
-
-    def text(c: _core.Context) -> list[object]:
-        sampler, tokens = params.sampler(), [int(t) for t in TOKENS[:6]]
-        out: list[object] = []
-        for _ in range(8):
-            (found,) = _core.step(c, [_core.Entry(0, tokens, sampler)])
-            found.check()
-            tokens = [found.drawn[0].token]
-            out += [tokens[0], found.drawn[0].logprob if params.n_logprobs else 0.0]
-        for policy in ("exact", "rejection"):  # of a tree whose first node is right, or not
-            draft = _core.Draft([7, 3, 4], [-1, -1, 0], 2, asked=[-1, 2], policy=policy)
-            entry = _core.Entry(0, tokens, sampler, draft=draft)
-            (found,) = _core.step(c, [entry])
-            found.check()
-            out += [*[s.token for s in found.drawn], *found.nodes, *found.answers]
-            tokens = [found.drawn[-1].token]
-        return out
-
-    expected = text(of.one)
-    assert of.each(text) == [expected] * n
-    before = [link.gathers[1] for link in of.links]
-    tokens = [int(t) for t in TOKENS[:6]]
-    of.all("seq_rm", 0, 0, -1)
-    sampler = [params.sampler() for _ in range(n)]
-    entries = [_core.Entry(0, tokens, each) for each in sampler]
-    list(of.threads.map(lambda c, e: _core.step(c, [e])[0].check(), of.members, entries))
-    layers = len(tokens) * (sum(of.stages[0].rounds()) + 4 * N_EMBD)
-    sent = sum(link.gathers[1] for link in of.links) - sum(before) - (n - 1) * layers
-    assert sent == (n - 1) * (nbytes if nbytes == ALL else n * nbytes)
+    for module in (tiny_parts, tiny_whole):
+        monkeypatch.setattr(module, "N_EMBD", 256)
+    t, links = Draft(), sockets(n)
+    spec, file = tiny_whole.quantizable(t), write(tmp_path / "tiny.safetensors", t)
+    for link in links:
+        link.sends_early = True
+    of = Sharing(file, spec, n, links=links, pack_as="Q8_0", isas=[isa] * (n + 1))
+    scenario(of)
+    count_rounds(of)  # as many bytes
 
 
 def test_a_member_has_its_share_of_weights_and_cells(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Attention final : public Branch, private AttentionWeights {
             .partial_floats = n_heads_ * (cell_dim(value_dim_, cells) + 2)};
   }
 
-  SharedRows inner(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team, bool /*early*/) const override {
     const KvView& kv = s.kv->view(layer_);
     const RowMemory memory = lay_out(s.temp, s.n_rows, kv.type);
     const auto& [q, k, v, mixed] = memory.plain;
@@ -98,10 +98,8 @@ class Attention final : public Branch, private AttentionWeights {
     return shared_rows(s, *o_, memory.mixed.rows, mixed.stride, mixed_);
   }
 
-  float* outer(Step& s, Team& team, const SharedRows& in) const override {
-    float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
-    return out;
+  float* outer(Step& s, Team& team, const SharedRows& in, bool early) const override {
+    return multiply_outer(s, team, *o_, o_bias_, in, out_, early);
   }
   const Shares& outputs() const override { return embd_; }
 

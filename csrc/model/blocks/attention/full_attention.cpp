@@ -30,7 +30,7 @@ class FullAttention final : public Branch, private AttentionWeights {
             .panel_cols = std::max(n_embd_, mixed_dim())};
   }
 
-  SharedRows inner(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team, bool /*early*/) const override {
     float* at = s.temp;
     // Texts begin at keys of their own sixteen, so these may take more rows than the step has; a
     // batch is chosen so that they fit (TextEncoder).
@@ -69,10 +69,8 @@ class FullAttention final : public Branch, private AttentionWeights {
     return shared_rows(s, *o_, all_mixed.rows, all_mixed.stride, mixed_);
   }
 
-  float* outer(Step& s, Team& team, const SharedRows& in) const override {
-    float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
-    return out;
+  float* outer(Step& s, Team& team, const SharedRows& in, bool early) const override {
+    return multiply_outer(s, team, *o_, o_bias_, in, out_, early);
   }
   const Shares& outputs() const override { return embd_; }
 

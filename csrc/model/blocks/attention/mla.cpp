@@ -61,7 +61,7 @@ class Mla final : public Branch {
             .partial_floats = n_heads_ * (value + 2)};
   }
 
-  SharedRows inner(Step& s, Team& team) const override {
+  SharedRows inner(Step& s, Team& team, bool /*early*/) const override {
     const KvView& kv = s.kv->view(layer_);
     const Memory m(*this, s, kv.type);
     project(s, team, m);
@@ -89,10 +89,8 @@ class Mla final : public Branch {
     return shared_rows(s, *o_, m.values.rows, m.values.stride, values_of_);
   }
 
-  float* outer(Step& s, Team& team, const SharedRows& in) const override {
-    float* out = s.product_output(out_);
-    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_, all_rows(s, in));
-    return out;
+  float* outer(Step& s, Team& team, const SharedRows& in, bool early) const override {
+    return multiply_outer(s, team, *o_, o_bias_, in, out_, early);
   }
   const Shares& outputs() const override { return embd_; }
 
