@@ -24,7 +24,7 @@ from pyflow.engine.topology import (
     place,
     this_machine,
 )
-from pyflow.errors import PlacementWarning, ShapeError, UnsupportedError
+from pyflow.errors import PlacementWarning, ResourceError, ShapeError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.specs.model_spec import ModelSpec
 
@@ -32,6 +32,7 @@ NumaChoice: TypeAlias = NumaMode | Placement | Literal["auto"]
 """A mode, a plan of one's own, or what is faster: the usual mode or members."""
 
 # Bytes of layers to time: more than the caches of most sockets, and loaded in a tenth of a second.
+# One layer at least, whatever it has.
 _NBYTES = 256 << 20
 # Steps of each, of which the median counts; the first ones warm up.
 _REPEATS, _WARM = 15, 3
@@ -98,15 +99,16 @@ def fastest(
     """The first one, or one that takes less than 97 % of its time for a row of some layers; and
     what was measured, for people.
 
-    All take turns, in mirrored order from one to the next. Takes less than a second.
+    All take turns, in mirrored order from one to the next. Takes less than a second, or what some
+    large layers take to be loaded.
     """
     n = max(1, min(spec.n_layers // 2, _NBYTES // max(1, _layer_nbytes(checkpoint, spec))))
     layers = range((spec.n_layers - n) // 2, (spec.n_layers - n) // 2 + n)
     pools = [Pools(placement, placement.n_threads) for placement in among]
     try:
         steps = [_step(checkpoint, spec, each, layers) for each in pools]
-    except (ShapeError, UnsupportedError):  # of members; the model itself says its own in time
-        return among[0], ""
+    except (ShapeError, UnsupportedError, ResourceError):
+        return among[0], ""  # if the model cannot be loaded either, that says why
     samples: list[list[float]] = [[] for _ in among]
     for repeat in range(_WARM + _REPEATS):
         order = range(len(among))
@@ -126,7 +128,7 @@ def _layer_nbytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     only = spec.stage(at, at + 1) | {"embedding": None, "head": None}
     return _core.Stage(
         checkpoint.native, only, _core.ThreadPool(1), load=False, pack_as=checkpoint.pack_as
-    ).token_bytes
+    ).weight_bytes
 
 
 def _step(

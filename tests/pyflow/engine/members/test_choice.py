@@ -132,3 +132,16 @@ def test_members_by_name_are_not_measured(path: Path, machine: Callable[..., Mac
     with pyflow.load(path, numa="members", n_threads=2) as model:
         assert len(model.stages) == 2
     assert not found.measured
+
+
+def test_what_cannot_be_measured_is_taken_as_usual(
+    path: Path, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(10, 1)
+
+    def step(*_: object) -> None:
+        raise pyflow.ResourceError("memory: refused")
+
+    monkeypatch.setattr(choice, "_step", step)
+    with pyflow.load(path, numa="auto", n_threads=2) as model:
+        assert (model.placement.mode, model.placement_note) == ("local", "")
