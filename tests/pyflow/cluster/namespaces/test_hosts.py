@@ -154,7 +154,7 @@ def lose(nodes: Nodes, i: int, layout: str, *, power: bool) -> None:
     options = ["--timeout", "3", "--hosts", nodes.file(), "--layout", layout]
     more = ["--pipeline", "iterative", "--layers", "even"]
     with nodes.start(*nodes.job(LONG, *options, more=more)) as process:
-        assert begun(process)
+        assert begun(process), process.communicate(timeout=LIMIT_S)
         if power:
             nodes.machines.kill(i)
         else:
