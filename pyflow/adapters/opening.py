@@ -16,8 +16,11 @@ def open_adapter(path: str | Path) -> AdapterFile:
     FormatError, ShapeError, UnsupportedError: it is none, a broken one, or of a kind that this
     build does not apply.
     """
-    if not str(path) or not (path := Path(path)).exists():
-        raise FormatError(f"{str(path)!r}: expected an adapter, found nothing there")
+    if not str(path):  # which would be the folder at hand
+        raise FormatError("'': expected an adapter, found nothing there")
+    path = Path(path)
+    if not path.exists():
+        raise FormatError(f"{path}: expected an adapter, found nothing there")
     if path.is_dir():
         return peft.read(path)
     checkpoint = formats.open(path)
