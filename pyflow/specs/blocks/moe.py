@@ -27,7 +27,7 @@ class Moe(Block):
     all experts, (n_experts, n_ff, n_embd) and (n_experts, n_embd, n_ff), or one per expert.
     shared_*: a gated Ffn of n_ff_shared for every token; shared_router (1, n_embd): it is
     multiplied by sigmoid(shared_router(in)). router_bias: (n_experts,); gate_bias, up_bias,
-    down_bias: a row for each expert.
+    down_bias: a row for each expert, in one tensor or in one for each.
     router_norm: (n_embd,), the weights of an RMS norm of the register router_input, whose result
     divided by sqrt(n_embd) the router gets in place of the experts' input. expert_scale:
     (n_experts,), factors of p.
@@ -49,9 +49,9 @@ class Moe(Block):
     n_ff_shared: int = 0
     shared_router: Ref | None = None
     router_bias: Ref | None = None
-    gate_bias: Ref | None = None
-    up_bias: Ref | None = None
-    down_bias: Ref | None = None
+    gate_bias: Ref | tuple[Ref, ...] | None = None
+    up_bias: Ref | tuple[Ref, ...] | None = None
+    down_bias: Ref | tuple[Ref, ...] | None = None
     gating: Literal["sigmoid"] | None = None
     choice_bias: Ref | None = None
     n_groups: int = 1

@@ -60,9 +60,12 @@ class Moe final : public Block {
     expert_scale_ = w.vector_or_null(spec.tensor_or_none("expert_scale"), n_experts_);
     choice_.bias = w.vector_or_null(spec.tensor_or_none("choice_bias"), n_experts_);
     router_bias_ = w.vector_or_null(spec.tensor_or_none("router_bias"), n_experts_);
-    gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_experts_ * n_ff_);
-    up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_experts_ * n_ff_);
-    down_bias_ = w.vector_or_null(spec.tensor_or_none("down_bias"), n_experts_ * n_embd_);
+    const auto biases = [&](const char* name, int64_t n) {
+      return spec.has(name) ? w.vector(spec.tensors(name), n_experts_ * n) : nullptr;
+    };
+    gate_bias_ = biases("gate_bias", n_ff_);
+    up_bias_ = biases("up_bias", n_ff_);
+    down_bias_ = biases("down_bias", n_embd_);
     gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_, inner_.own);
     up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_, inner_.own);
     down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_, outer_.own);
