@@ -39,8 +39,14 @@ class Adapter:
     def __init__(
         self, stage: Stage, file: Checkpoint, specs: Sequence[tuple[str, AdapterSpec]]
     ) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """That it takes in memory, or would if its stage were loaded."""
 
 class AdapterSet:
     """Adapters of one stage that apply together, in this order, each with a factor."""
 
     def __init__(self, adapters: Sequence[tuple[Adapter, float]]) -> None: ...
+    @property
+    def row_floats(self) -> int:
+        """That a context has for each row of a step."""

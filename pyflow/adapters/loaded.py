@@ -25,6 +25,12 @@ class Adapters(KnownAdapters):
         }
         self._sets: dict[Choice, _core.AdapterSet] = {}
 
+    def nbytes(self, n_batch: int) -> int:
+        """In memory, with a context of such steps in which all apply."""
+        every: Choice = tuple((name, 1.0) for name in self.names)
+        rows = self._native_set(every).row_floats if every else 0
+        return sum(each.nbytes for each in self._native.values()) + 4 * n_batch * rows
+
     def begin(self, context: _core.Context, n_seq_max: int) -> None:
         """The default applies to all sequences of a new context."""
         for seq in range(n_seq_max):

@@ -15,7 +15,7 @@ from pyflow import _core, catalogue, formats
 from pyflow.cli.options import model
 from pyflow.cli.options.groups import as_json, flag, ruled
 from pyflow.cli.options.rules import Rule
-from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.run import RunOptions, adapters, run_options
 from pyflow.cli.terminal.output import describe, error_object, print_json
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
@@ -24,7 +24,7 @@ from pyflow.text import printable
 _ITEMS = 4
 _CHARS = 60
 _OF_MEMORY = (
-    *("-c", "--numa", "--quantize", "--override-kv"),
+    *("-c", "--numa", "--quantize", "--override-kv", "--lora"),
     *("--gpu-layers", "--rope-freq-base", "--rope-scaling", "--rope-scale", "--yarn-orig-ctx"),
 )
 # Bytes of a MemoryPlan.
@@ -36,7 +36,8 @@ _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 @click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @flag("--memory", "Show the memory that it takes to run, and whether that fits.")
 @run_options(
-    model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides, model.offload
+    *(model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides),
+    *(model.offload, adapters),
 )
 @ruled(*(Rule(option, needs=["--memory"]) for option in _OF_MEMORY))
 @as_json
@@ -118,8 +119,11 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
         quantize=run.quantize,
         overrides=run.overrides,
         offload=run.offload,
+        adapters=run.adapters,
     )
-    names = (*_NEEDS, *(_OF_DEVICE if run.offload else ()))
+    names = [*_NEEDS, *(_OF_DEVICE if run.offload else ())]
+    if run.adapters:
+        names.insert(names.index("total"), "adapters")
     told = {name: getattr(needs, name) for name in (*names, "fits")}
     if run.offload:
         told |= {"gpu_layers": needs.gpu_layers, "gpu_experts": needs.gpu_experts}
@@ -137,7 +141,7 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
 
 
 def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
-    for name in (*_NEEDS, *(_OF_DEVICE if "device" in needs else ())):
+    for name in [name for name in needs if name in (*_NEEDS, *_OF_DEVICE, "adapters")]:
         click.echo(f"{name:<16} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
     for part in needs.get("devices", ()):
         click.echo(

@@ -43,7 +43,7 @@ from pyflow.errors import (
     VariableError,
 )
 from pyflow.formats import Checkpoint, Overrides
-from pyflow.specs import build_spec
+from pyflow.specs import build_spec, describe
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.tokenizer import memory_nbytes
 
@@ -57,9 +57,11 @@ def plan(
     quantize: str | None = None,
     overrides: Overrides | None = None,
     offload: Offload | None = None,
+    adapters: Sequence[Given] = (),
     **sizes: Unpack[ContextSizes],
 ) -> MemoryPlan:
-    """What `load` and one context would take. Reads the file's header only and loads nothing.
+    """What `load` and one context would take. Reads the file's header only, those of adapters and
+    what they hold, and loads nothing.
 
     sizes: as for `Model.context`. Raises like `load`.
     """
@@ -71,7 +73,12 @@ def plan(
     if offload is not None:
         offload = replace(offload, n_ctx=args["n_ctx"])
     placed, _ = _placed_layers(checkpoint, spec, pools.first, offload)
-    return _plan(checkpoint, spec, _outlines(checkpoint, spec, pools, placed), args, placed)
+    stages = _outlines(checkpoint, spec, pools, placed)
+    found = _plan(checkpoint, spec, stages, args, placed)
+    if not adapters:
+        return found
+    beside = (Adapters(stage, describe(checkpoint), adapters) for stage in stages)
+    return replace(found, adapters=sum(each.nbytes(args["n_batch"]) for each in beside))
 
 
 def planned(

@@ -87,10 +87,11 @@ class MemoryPlan:
     devices: tuple[OnDevice, ...] = ()
     gpu_layers: int = 0
     gpu_experts: int = 0
+    adapters: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.tokenizer
+        return self.weights + self.kv + self.scratch + self.tokenizer + self.adapters
 
     @property
     def device(self) -> int:

@@ -64,13 +64,15 @@ std::shared_ptr<Adapter> make_adapter(std::shared_ptr<const Stage> stage,
 
 void register_adapters(py::module_& m) {
   py::class_<Adapter, std::shared_ptr<Adapter>>(m, "Adapter")
-      .def(py::init(&make_adapter), py::arg("stage"), py::arg("file"), py::arg("specs"));
+      .def(py::init(&make_adapter), py::arg("stage"), py::arg("file"), py::arg("specs"))
+      .def_property_readonly("nbytes", &Adapter::nbytes);
   py::class_<AdapterSet, std::shared_ptr<AdapterSet>>(m, "AdapterSet")
       .def(py::init([](const std::vector<std::pair<std::shared_ptr<Adapter>, float>>& given) {
              std::vector<Loaded> adapters(given.begin(), given.end());
              return std::make_shared<AdapterSet>(std::move(adapters));
            }),
-           py::arg("adapters"));
+           py::arg("adapters"))
+      .def_property_readonly("row_floats", &AdapterSet::row_floats);
 }
 
 }  // namespace pyflow

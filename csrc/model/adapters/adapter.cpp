@@ -50,9 +50,17 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source, const 
     if (!found.contains(&spec) && (!is_part || (alone && stage_->used_tensors().contains(name))))
       throw ShapeError(where + "tensor " + spec.a +
                        ": expected one beside a matrix of the model, found " + name);
+  if (!stage_->is_loaded()) return;
   weights_.pack(stage_->pool(), poll, nullptr);
   check_values(poll);
   measure(poll);
+}
+
+size_t Adapter::nbytes() const {
+  size_t n = weights_.nbytes(stage_->pool().placement().n_copies());
+  for (const auto& [w, low] : matrices_)
+    if (low.magnitude) n += RowNorms::nbytes(low.is_flipped ? w->cols() : w->rows());
+  return n;
 }
 
 void Adapter::stand_beside(const TensorRef& ref, const PackedTensor& w, const LowRankSpec& spec) {

@@ -29,7 +29,8 @@ class Adapter {
   using Specs = std::vector<std::pair<std::string, LowRankSpec>>;
   // Throws ShapeError for shapes that do not fit, FormatError for values that are not finite,
   // UnsupportedError for tensors that no product of a step reads as it is. A stage of some layers,
-  // or a member of one, takes what stands beside its own tensors and rows.
+  // or a member of one, takes what stands beside its own tensors and rows. Beside a stage that was
+  // not loaded it is only planned.
   Adapter(std::shared_ptr<const Stage> stage, TensorSource source, const Specs& specs,
           const std::function<void()>& poll);
 
@@ -45,6 +46,7 @@ class Adapter {
   // Beside rows of the embedding, of which `a` has one for each; null: none.
   const LowRank* lookup() const { return lookup_.a ? &lookup_ : nullptr; }
   const Stage& stage() const { return *stage_; }
+  size_t nbytes() const;
   // Factors of outputs at a factor of the adapter. Throws FormatError for a row of zeros.
   std::vector<float> output_factors(const LowRank& low, float factor) const;
 

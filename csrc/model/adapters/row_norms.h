@@ -25,6 +25,8 @@ class RowNorms {
   static RowNorms of_table(ThreadPool& pool, const PackedTensor& w, const PackedTensor& table,
                            const PackedTensor& b);
 
+  // Of so many rows.
+  static size_t nbytes(int64_t n) { return static_cast<size_t>(n) * 3 * sizeof(double); }
   int64_t size() const { return static_cast<int64_t>(own_.size()); }
   // The square of a norm; 0 where W and s B A cancel each other but for rounding.
   double squared(int64_t row, double s) const {

@@ -332,6 +332,12 @@ def test_the_command_line_and_sessions_know_them(
         assert main([*given, "--lora", lora]) != 0
         assert words in capsys.readouterr().err
     assert main([*given, "--lora", first, "--gpu-layers", "1"]) == 2
+    needs = []
+    for lora in ([], ["--lora", first]):
+        assert main(["inspect", str(llama.path), "--memory", "-c", "64", "--json", *lora]) == 0
+        needs.append(json.loads(capsys.readouterr().out))
+    held = sum(path.stat().st_size for path in Path(first).glob("*.safetensors"))
+    assert needs[1]["total"] - needs[0]["total"] == needs[1]["adapters"] > 0.9 * held
     # Cells of a session are those of its adapters and factors.
     marks = set()
     for adapters in ([], [first], [(first, 0.5)], [second], [(first, 0.0)]):
