@@ -44,6 +44,7 @@ def apart(tensors: Tensors, *, is_turned: bool, alternate: bool) -> Tensors:
     [
         ("hf_gemma4_moe", False, False),
         ("hf_llama4", True, False),
+        ("hf_gpt_oss", True, True),
     ],
 )
 def test_experts_may_be_single_matrices(
