@@ -177,8 +177,7 @@ void IntegerRows::read(int64_t first, int64_t n, uint8_t* out) const {
     unpack(first, count, stride, values.data());
     for (int64_t r = 0; r < count; ++r, ++first) {
       for (int64_t g = 0; g < m_.groups.count; ++g)
-        groups[static_cast<size_t>(g)] = {
-            m_.zero_at(first, g), m_.scales.at(first, g)};
+        groups[static_cast<size_t>(g)] = {m_.zero_at(first, g), m_.scales.at(first, g)};
       const auto group = [&](int64_t k) { return groups[static_cast<size_t>(m_.group_of(k))]; };
       int16_t* row = values.data() + r * stride;
       if (!m_.order.empty()) reorder(m_.order, row, sorted);

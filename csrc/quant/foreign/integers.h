@@ -64,8 +64,8 @@ class IntegerRows : public MadeRows {
     DType dtype = DType::F32;
     int64_t rows = 0, cols = 0;
     PackedIntegers codes;
-    bool by_column = false;  // a line of codes is a column, not a row
-    PackedIntegers zeros;    // a line is a group; no data: `zero` everywhere
+    bool by_column = false;     // a line of codes is a column, not a row
+    PackedIntegers zeros;       // a line is a group; no data: `zero` everywhere
     bool zeros_by_row = false;  // a line is a row, not a group
     int zero = 0;               // is added to each
     Scales scales;

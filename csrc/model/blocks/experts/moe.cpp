@@ -16,8 +16,8 @@
 
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
-#include "model/blocks/linear.h"
 #include "model/blocks/experts/moe_buffers.h"
+#include "model/blocks/linear.h"
 #include "model/blocks/row_norm.h"
 #include "model/device/experts.h"
 #include "model/group/group.h"
