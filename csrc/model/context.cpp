@@ -64,7 +64,7 @@ KvConfig source_config(const Stage& stage, const ContextConfig& c) {
   return config;
 }
 
-DeviceRunSizes device_sizes(const ContextConfig& c) { return {c.n_batch, c.n_ctx, c.cache_type}; }
+DeviceRunSizes there(const ContextConfig& c) { return {c.n_batch, c.n_ctx, c.cache_type, c.link}; }
 
 // The first error that the threads of a step throw; workers of a pool must not.
 class FirstError {
@@ -95,7 +95,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         check("n_ctx", config.n_ctx, int64_t{1} << 30);
         check("n_seq_max", config.n_seq_max, kMaxSequences);
         check("n_batch", config.n_batch, kMaxBatch);
-        const int64_t number = stage_->spec().member.number, of = stage_->spec().member.of;
+        const int64_t number = stage_->rank().number, of = stage_->rank().of;
         if (config.link ? config.link->number() != number || config.link->size() != of : of != 1)
           throw ShapeError("context: expected a link of member " + std::to_string(number) + " of " +
                            std::to_string(of));
@@ -106,11 +106,11 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
       devices_([&] {
         std::vector<std::unique_ptr<DeviceRun>> all;
         for (Home group = 0; group < stage_->n_groups(); ++group)
-          all.push_back(std::make_unique<DeviceRun>(*stage_, group, device_sizes(config_)));
+          all.push_back(std::make_unique<DeviceRun>(*stage_, group, there(config_)));
         return all;
       }()),
       kv_(kv_config(*stage_, config_, &lengths_, devices_), stage_->kernels()),
-      group_(config_.link ? std::make_unique<Group>(config_.link) : nullptr),
+      group_(config_.link && !stage_->offloads() ? std::make_unique<Group>(config_.link) : nullptr),
       sources_(stage_->source_layers().empty()
                    ? nullptr
                    : std::make_unique<Sources>(source_config(*stage_, config_), stage_->kernels())),
@@ -137,8 +137,8 @@ Context::Memory Context::memory(const Stage& stage, const ContextConfig& config)
                 {}};
   if (!stage.source_layers().empty()) memory.kv += Sources::nbytes(source_config(stage, config));
   for (Home group = 0; group < stage.n_groups(); ++group) {
-    memory.scratch += DeviceRun::staging_nbytes(stage, group, device_sizes(config));
-    for (const size_t n : DeviceRun::nbytes(stage, group, device_sizes(config), kv))
+    memory.scratch += DeviceRun::staging_nbytes(stage, group, there(config));
+    for (const size_t n : DeviceRun::nbytes(stage, group, there(config), kv))
       memory.devices.push_back(n);
   }
   return memory;
@@ -337,7 +337,7 @@ void Context::run_blocks(Step& s, Team& team, const Part& part) {
 
 void Context::decide_to_stop(size_t n) {
   if (!group_)
-    stop_[(n + 1) & 1] = should_stop();
+    stop_[(n + 1) & 1] = should_stop() && stops_alone();
   else if (group_->leads())
     group_->ask_to_stop(should_stop());
 }

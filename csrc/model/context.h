@@ -156,6 +156,9 @@ class Context {
   void device_head(std::span<const int32_t> wanted, const Consume&);
   void head(Step&, Team&, const Input&, const Consume&);
   bool should_stop();
+  // After should_stop(): whether this context may stop now. Ranks whose layers are on devices stop
+  // at their next gather, all of them.
+  bool stops_alone();
   bool stopped() const { return group_ ? group_->stopping() : stop_[0] || stop_[1]; }
   // By rank 0 of the team, of the n-th layer of a run.
   void decide_to_stop(size_t n);

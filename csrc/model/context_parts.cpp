@@ -66,9 +66,16 @@ const std::vector<Context::Part>& Context::parts(const Input& input) {
   return parts_;
 }
 
+bool Context::stops_alone() {
+  if (!config_.link) return true;
+  if (config_.link->number() == 0)
+    for (const auto& each : devices_) each->ask_to_stop();
+  return false;
+}
+
 void Context::run_parts(const StepRows& rows, const Input& input, const Consume& consume) {
   const DeviceRun::Poll poll = [&] {
-    if (should_stop()) throw CancelledError("stopped");
+    if (should_stop() && stops_alone()) throw CancelledError("stopped");
   };
   Where where(stage_->n_groups());
   std::vector<RopeTable> ropes;

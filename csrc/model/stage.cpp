@@ -87,6 +87,10 @@ void Stage::check_member() const {
                      std::to_string(speeds.size()) + " numbers");
   if (of > 1 && offloads())
     throw UnsupportedError("gpu: layers of a device cannot be shared by members of a stage");
+  for (Home group = 0; !offload_.ranks.alone() && group < n_groups(); ++group)
+    if (members(group) > 1)
+      throw UnsupportedError("gpu: ranks that share layers take one device each, found " +
+                             std::to_string(members(group)) + " grouped by &");
   if (spec_.n_carried < 0)
     throw ShapeError("stage: expected rows that carry 0 values or more, found " +
                      std::to_string(spec_.n_carried));
@@ -114,10 +118,11 @@ PlacedBlock Stage::placed(const BlockSpec& spec, Home home, bool first, BlockCon
   at.reads = static_cast<uint8_t>(bit("input") | (at.block->adds() ? at.writes : 0));
   if (home != kHost && facts_.kv_layers.size() > cell_homes_.size()) {
     const int64_t n = facts_.kv_layers.back().n_kv_heads;
-    if (n < members(home))
+    const int64_t of = own(home, 0).of;
+    if (n < of)
       throw ShapeError("gpu: expected as many devices as a layer has kv heads, " +
-                       std::to_string(n) + ", or fewer, found " + std::to_string(members(home)) +
-                       " that share layers; group fewer by &");
+                       std::to_string(n) + ", or fewer, found " + std::to_string(of) +
+                       " that share layers; take fewer");
   }
   cell_homes_.resize(facts_.kv_layers.size(), home);
   return at;
@@ -135,8 +140,8 @@ void Stage::pack(const std::function<void()>& poll) {
     devices_.emplace_back();
     for (int64_t i = 0; i < members(group); ++i) {
       poll();
-      devices_.back().push_back(std::make_unique<DeviceStage>(
-          offload_, group, Membership{i, members(group)}, matrices, needs.back(), poll));
+      devices_.back().push_back(std::make_unique<DeviceStage>(offload_, group, own(group, i),
+                                                              matrices, needs.back(), poll));
     }
   }
   weights_.pack(*pool_, poll, [&](Home group, const PackedTensor& matrix, const uint8_t* tiles) {
@@ -156,7 +161,7 @@ std::vector<NamedMatrix> Stage::matrices_at(Home home) const {
 }
 
 DeviceNeeds Stage::device_needs(Home group) const {
-  DeviceNeeds needs(members(group));
+  DeviceNeeds needs(own(group, 0).of);
   for (const auto& layer : layers_)
     for (const PlacedBlock& at : layer)
       if (at.home == group) at.block->device_needs(needs);
@@ -188,7 +193,7 @@ std::vector<size_t> Stage::device_weight_bytes() const {
     const DeviceNeeds needs = device_needs(group);
     for (int64_t i = 0; i < members(group); ++i) {
       const auto& device = offload_.groups[static_cast<size_t>(group)][static_cast<size_t>(i)];
-      all.push_back(DeviceWeights::nbytes(device->info(), {i, members(group)}, matrices, needs));
+      all.push_back(DeviceWeights::nbytes(device->info(), own(group, i), matrices, needs));
     }
   }
   return all;

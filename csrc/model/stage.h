@@ -113,6 +113,12 @@ class Stage {
   int64_t members(Home group) const {
     return std::ssize(offload_.groups[static_cast<size_t>(group)]);
   }
+  // What device i of a group has of its matrices, which ranks may share.
+  Membership own(Home group, int64_t i) const {
+    return offload_.ranks.alone() ? Membership{i, members(group)} : offload_.ranks;
+  }
+  // Which of the ranks it is that share it, by rows or on devices.
+  const Membership& rank() const { return offloads() ? offload_.ranks : spec_.member; }
   bool is_loaded() const { return loaded_; }
   // Of a stage that is loaded.
   const std::vector<std::unique_ptr<DeviceStage>>& devices(Home group) const {

@@ -60,8 +60,8 @@ class Stage:
         member: tuple[int, int] = (0, 1),
         speeds: Sequence[int] = (),
     ) -> None:
-        """member: which one, of how many that share the stage. It has its rows of each matrix,
-        in proportion to its speed; without speeds, members are alike."""
+        """member: which one, of how many that share the stage. It has its rows of each matrix, in
+        proportion to its speed; without speeds, members are alike. With offload, devices do."""
     @property
     def host_tables(self) -> tuple[bool, bool]:
         """Whether the embedding and the head are here, whole and in the host's memory."""

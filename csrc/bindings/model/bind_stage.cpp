@@ -99,7 +99,13 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::di
   StageSpec parsed = stage_spec(spec);
   parsed.member = {member.first, member.second, std::move(speeds)};
   Offload offload;
-  if (!offload_spec.is_none()) offload = offload_from(offload_spec.cast<py::dict>(), parsed);
+  if (!offload_spec.is_none()) {
+    offload = offload_from(offload_spec.cast<py::dict>(), parsed);
+    if (!parsed.member.speeds.empty())
+      throw UnsupportedError("gpu: ranks that share layers on devices have equal shares");
+    // Devices have some rows each; what the CPU computes is whole on all ranks.
+    offload.ranks = std::exchange(parsed.member, {});
+  }
   std::optional<DType> dtype;
   if (pack_as) dtype = dtype_of(*pack_as);
   const KernelTable& kernels = kernel_table();

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kv/storage/split_store.h"
@@ -32,7 +33,8 @@ std::vector<size_t> DeviceRun::nbytes(const Stage& stage, Home group, const Devi
     KvConfig here = config;
     for (size_t layer = 0; layer < here.layers.size(); ++layer) {
       here.remote[layer] = stage.cell_homes()[layer] == group;
-      if (here.remote[layer]) here.layers[layer] = share_of(here.layers[layer], {i, n});
+      if (here.remote[layer])
+        here.layers[layer] = share_of(here.layers[layer], stage.own(group, i));
     }
     all.push_back(MemberRun::nbytes(stage, group, of) + KvCache::remote_nbytes(here));
   }
@@ -45,7 +47,7 @@ DeviceRun::DeviceRun(const Stage& stage, Home group, const DeviceRunSizes& of)
     members_.push_back(std::make_unique<MemberRun>(stage, *device, of));
   const int64_t n = MemberRun::packed_floats(stage, group, of.cells);
   if (n > 0) pin(staging_, pins_);
-  gathers_ = {{staging_.as<float>(), staging_.as<float>() + n}, n};
+  gathers_ = {{staging_.as<float>(), staging_.as<float>() + n}, n, of.ranks};
 }
 
 std::unique_ptr<kv::RemoteCells> DeviceRun::make_cells(size_t layer, const LayerKv& kv,
@@ -69,6 +71,7 @@ void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<Ro
                       const Poll& poll) {
   before_.clear();
   n_runs_ = 0;
+  gathers_.asked = false;
   std::vector<DeviceMember> all;
   for (const auto& member : members_) all.push_back(member->begin(s, kv, ropes));
   step_.emplace(std::move(all), gathers_, poll);
@@ -123,6 +126,29 @@ void DeviceRun::logits(std::span<const int32_t> rows, float* logits) {
     }
   });
   finish();
+  if (gathers_.ranks) gather_logits(std::ssize(rows), logits);
+}
+
+void DeviceRun::gather_logits(int64_t n_rows, float* logits) {
+  const int64_t n_vocab = stage_.spec().n_vocab, stride = padded(n_vocab),
+                of = gathers_.ranks->size();
+  const Cut cut = Cut::tiles(n_vocab);
+  std::vector<float> all(static_cast<size_t>(n_rows * n_vocab));
+  std::vector<int64_t> n_floats;
+  // copy(where a member's columns of a row lie here, and among all, how many)
+  const auto each = [&](int64_t member, const auto& copy) {
+    const Share its = cut.rows_of(member, of);
+    for (int64_t i = 0; i < n_rows; ++i)
+      copy(logits + i * stride + its.begin, all.data() + its.begin * n_rows + i * its.size(),
+           its.size());
+  };
+  for (int64_t i = 0; i < of; ++i) n_floats.push_back(n_rows * cut.rows_of(i, of).size());
+  const int64_t own = gathers_.ranks->number();
+  each(own, [](const float* here, float* there, int64_t n) { std::copy_n(here, n, there); });
+  gathers_.exchange(all.data(), n_floats);
+  for (int64_t i = 0; i < of; ++i)
+    if (i != own)
+      each(i, [](float* here, const float* there, int64_t n) { std::copy_n(there, n, here); });
 }
 
 void DeviceRun::finish() {

@@ -45,12 +45,16 @@ class DeviceRun {
   // logits[i] for the listed rows of x, padded(n_vocab) floats apart; at most kHeadRows.
   void logits(std::span<const int32_t> rows, float* logits);
   void finish();
+  // All ranks that share the layers will stop at the same gather. By rank 0.
+  void ask_to_stop() { gathers_.asked = true; }
   // Waits for all commands, whatever they end in.
   void drain() noexcept;
 
  private:
   using Marks = std::vector<std::unique_ptr<device::Event>>;
   Marks mark();
+  // Ranks bring together the columns of rows of logits that each has.
+  void gather_logits(int64_t n_rows, float* logits);
 
   const Stage& stage_;
   int owner_;  // process id

@@ -13,7 +13,8 @@ DeviceStage::DeviceStage(const Offload& offload, Home group, Membership own,
                          const std::function<void()>& poll)
     : group_(group),
       own_(own),
-      device_(offload.groups[static_cast<size_t>(group)][static_cast<size_t>(own.number)]),
+      number_(offload.ranks.alone() ? static_cast<size_t>(own.number) : 0),
+      device_(offload.groups[static_cast<size_t>(group)][number_]),
       weights_(device_, own) {
   std::set<DType> set;
   for (const NamedMatrix& w : matrices) set.insert(w.packed->dtype());

@@ -24,6 +24,8 @@ struct Offload {
   std::vector<Home> layers = {};         // by layer
   std::vector<uint8_t> experts = {};     // by layer: whether its experts go with it
   Home head = kHost;
+  // Of ranks that share the layers of each group, which is one device then.
+  Membership ranks = {};
   bool allow_inexact = false;
   std::string programs = {};  // the folder that keeps them; empty: none does
 };
@@ -39,6 +41,8 @@ class DeviceStage {
               const std::function<void()>& poll);
   Home group() const { return group_; }
   const Membership& own() const { return own_; }
+  // Among the devices of its group that are here.
+  size_t number() const { return number_; }
   DeviceWeights& weights() { return weights_; }
   const DeviceWeights& weights() const { return weights_; }
   const device::Compiled& compiled() const { return compiled_; }
@@ -49,6 +53,7 @@ class DeviceStage {
  private:
   Home group_;
   Membership own_;
+  size_t number_;
   std::shared_ptr<device::Device> device_;
   DeviceWeights weights_;
   device::Compiled compiled_;

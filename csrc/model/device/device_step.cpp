@@ -90,13 +90,24 @@ void DeviceStep::upload(const std::vector<int32_t>& kept, const Rows& to) {
 }
 
 void DeviceStep::gather(const Rows& rows, const Cut& cut, int64_t n) {
-  if (members.size() == 1 || cut.unit == 0) return;
+  if (members[0].own().of == 1 || cut.unit == 0) return;
   const int64_t at_once = std::max<int64_t>(1, gathers_.n_floats / cut.n);
   for (int64_t first = 0; first < n; first += at_once) {
     Rows some = rows;
     for (FloatRows& each : some) each.first += first * each.stride;
     gather_some(some, cut, std::min(at_once, n - first));
   }
+}
+
+void GatherMemory::exchange(float* all, std::span<const int64_t> n_floats) {
+  std::vector<std::span<uint8_t>> pieces;
+  for (const int64_t n : n_floats) {
+    pieces.push_back({reinterpret_cast<uint8_t*>(all), static_cast<size_t>(n) * sizeof(float)});
+    all += n;
+  }
+  if (ranks->exchange(RoundKind::Gather, asked, pieces[static_cast<size_t>(ranks->number())],
+                      pieces))
+    throw CancelledError("stopped");
 }
 
 // Through the host: devices of several drivers share no memory. Staging memory is written again
@@ -120,11 +131,17 @@ void DeviceStep::gather_some(const Rows& rows, const Cut& cut, int64_t n) {
     ends.push_back(m.queue.mark());
   });
   for (const auto& end : ends) end->wait(poll_);
+  const int64_t of = members[0].own().of;
+  if (gathers_.ranks) {
+    std::vector<int64_t> n_floats;
+    for (int64_t i = 0; i < of; ++i) n_floats.push_back(n * cut.rows_of(i, of).size());
+    gathers_.exchange(staging, n_floats);
+  }
   each([&](DeviceMember& m) {
     const FloatRows& all = rows[m.number];
-    for (const DeviceMember& other : members) {
-      const Share its = other.rows_of(cut);
-      if (other.number == m.number || its.size() == 0) continue;
+    for (int64_t other = 0; other < of; ++other) {
+      const Share its = cut.rows_of(other, of);
+      if (other == m.own().number || its.size() == 0) continue;
       const float* from = staging + its.begin * n;
       if (n == 1) {
         m.queue.upload(from, *all.buffer, nbytes(all.first + its.begin), nbytes(its.size()));

@@ -13,11 +13,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "device/ops.h"
+#include "link/link.h"
 #include "model/cut.h"
 #include "model/device/device_weights.h"
 #include "model/step.h"
@@ -59,17 +61,11 @@ inline FloatRows columns_of(const FloatRows& rows, int64_t column) {
 // One device of the group.
 class DeviceMember {
  public:
-  DeviceMember(Membership own, const DeviceWeights& of, device::Ops& by, device::Queue& on,
-               DeviceMemory in, int64_t rows)
-      : number(static_cast<size_t>(own.number)),
-        n_rows(rows),
-        weights(of),
-        ops(by),
-        queue(on),
-        memory(in),
-        own_(own) {}
+  DeviceMember(Membership own, size_t at, const DeviceWeights& of, device::Ops& by,
+               device::Queue& on, DeviceMemory in, int64_t rows)
+      : number(at), n_rows(rows), weights(of), ops(by), queue(on), memory(in), own_(own) {}
 
-  const size_t number;
+  const size_t number;  // among those that are here
   const int64_t n_rows;
   const DeviceWeights& weights;
   device::Ops& ops;
@@ -81,6 +77,7 @@ class DeviceMember {
 
   // Its rows of a matrix, or columns of what comes of it; its units of these.
   Share rows_of(const Cut& cut) const { return cut.rows_of(own_.number, own_.of); }
+  const Membership& own() const { return own_; }
   Share units_of(const Cut& cut) const { return cut.units_of(own_.number, own_.of); }
 
   // y = W x, its rows of matrices over the same n rows of input, which is rounded as they need it.
@@ -106,8 +103,14 @@ class DeviceMember {
 // The staging of gathers, in the host's memory, which serves every other one.
 struct GatherMemory {
   std::array<float*, 2> staging;
-  int64_t n_floats;  // of each
+  int64_t n_floats;             // of each
+  std::shared_ptr<Link> ranks;  // that share the layers; null: none do
   size_t next = 0;
+  bool asked = false;  // rank 0's wish to stop, which rides in its rounds
+
+  // A round of ranks, of which each has some of the floats at `all`, one after the other. Throws
+  // CancelledError on all of them if rank 0 has asked for that; LinkError.
+  void exchange(float* all, std::span<const int64_t> n_floats);
 };
 
 class DeviceStep {

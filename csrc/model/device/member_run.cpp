@@ -38,7 +38,7 @@ struct Sizes {
 }  // namespace
 
 int64_t MemberRun::packed_floats(const Stage& stage, Home group, CacheType cells) {
-  if (stage.members(group) == 1) return 0;
+  if (stage.own(group, 0).of == 1) return 0;
   const int64_t widest =
       std::max(stage.needs(group, cells).floats_per_row, padded(stage.spec().n_embd));
   return kGatheredRows * widest;
@@ -127,7 +127,8 @@ DeviceMember MemberRun::begin(const StepRows& s, const KvCache& kv,
   }
   const DeviceMemory memory = {temp_.get(), acts_.get(), pairs_.get(), attention_.get(),
                                packed_.get()};
-  DeviceMember member(device_.own(), device_.weights(), ops_, *queue_, memory, s.n_rows);
+  DeviceMember member(device_.own(), device_.number(), device_.weights(), ops_, *queue_, memory,
+                      s.n_rows);
   member.layers = std::move(layers);
   for (size_t r = 0; r < kRegisters; ++r) member.registers[r] = {registers_[r].get(), 0, stride_};
   for (size_t i = 0; i < ropes.size(); ++i) {

@@ -21,6 +21,7 @@ class Stage;
 struct DeviceRunSizes {
   int64_t n_batch, n_ctx;
   CacheType cells;
+  std::shared_ptr<Link> ranks;  // that share the layers; null: none do
 };
 
 class MemberRun {

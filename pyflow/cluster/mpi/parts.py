@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from pyflow import _core, formats
 from pyflow.cluster.mpi.layers import Placement
 from pyflow.cluster.run.stage import Membership, Sizes, context_sizes
 from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.supervise.lifeline import RankReporter
-from pyflow.cluster.wire.messages import Setup
+from pyflow.cluster.wire.messages import Hello, Setup
 from pyflow.cluster.wire.surveys import Group
 from pyflow.engine.offload import StageDevice
 from pyflow.errors import UnsupportedError
@@ -32,7 +32,9 @@ def beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
     return drafters[at - 1] if at else None, [*drafters, 0][at + 1]
 
 
-def setup_of(spec: ModelSpec, placed: Placement, sizes: Sizes) -> Setup:
+def setup_of(spec: ModelSpec, placed: Placement, sizes: Sizes, hellos: Sequence[Hello]) -> Setup:
+    """UnsupportedError: some members of a group have a device, and others have none."""
+    check_devices(placed.groups, hellos)
     args = context_sizes(spec, sizes)
     filled = args["n_ctx"], args["n_seq_max"], args["n_batch"], args["cache_type"]
     cuts = tuple(accumulate(map(len, placed.layers), initial=0))
@@ -45,17 +47,27 @@ def group_of_rank(rank: int, setup: Setup) -> Group:
 
 
 def place_of(
-    rank: int, group: Group, link: _core.Link | None, device: StageDevice | None
+    group: Group, link: _core.Link | None, device: StageDevice | None
 ) -> StageDevice | Membership | None:
-    """Where a rank's layers are. UnsupportedError: on a device, though it is one of a group."""
-    if link is None:
-        return device
-    if device is not None:
-        raise UnsupportedError(
-            f"rank {rank}: {device}: layers of a device cannot be shared by members; leave out "
-            "its gpu=, or --layout"
-        )
-    return Membership(link, group.speeds)
+    """Where a rank's layers are."""
+    return device if link is None else Membership(link, group.speeds, device)
+
+
+def check_devices(groups: Sequence[Group], hellos: Sequence[Hello]) -> None:
+    """UnsupportedError: some members of a group have a device, and others have none."""
+    for group in groups:
+        members = [hellos[rank] for rank in group.ranks]
+        for first, other in pairwise(members):
+            if bool(first.device) != bool(other.device):
+                raise UnsupportedError(
+                    f"rank {other.rank} ({other.host}): expected its layers on {_place(first)}, as "
+                    f"rank {first.rank} ({first.host}) has those that they share, found them on "
+                    f"{_place(other)}; give all members a gpu=, or none"
+                )
+
+
+def _place(hello: Hello) -> str:
+    return "a device" if hello.device else "the CPU"
 
 
 def make_stage(

@@ -125,7 +125,7 @@ def serve(
             group = group_of_rank(rank, setup)
             layers = setup.layers[leader := group.ranks[0]]
             link = meeting.link(endpoint, group.ranks) if layers else None
-            place = place_of(rank, group, link, device)
+            place = place_of(group, link, device)
             stage = make_stage(make, checkpoint, setup, layers, pool, reporter, place)
             worker.at = telling(reporter, named(layers))
             follows = leader != rank
@@ -205,14 +205,14 @@ class MpiPipeline(Closing):
             placed = placement(layers(ranks) if callable(layers) else layers)
             self.layers = ranges = placed.layers
             check_ranges(ranges, hellos, spec.n_layers, drafters)
-            setup = setup_of(spec, placed, sizes)
+            setup = setup_of(spec, placed, sizes, hellos)
             self._stages = [rank for rank, held in enumerate(ranges) if held]
             worker.onward = onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
             group = group_of_rank(0, setup)
             link = meeting.link(endpoint, group.ranks) if ranges[0] else None
-            place = place_of(0, group, link, device)
+            place = place_of(group, link, device)
             if own := make_stage(make, checkpoint, setup, ranges[0], pool, reporter, place):
                 threads.append(Thread(target=_work, args=(worker, own), daemon=True))
                 threads[0].start()

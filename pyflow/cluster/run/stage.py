@@ -62,10 +62,11 @@ NOTHING_BESIDE = Beside()
 @dataclass(frozen=True, slots=True)
 class Membership:
     """Of a stage in a group. link: to the other members. speeds: of all, to which their rows are in
-    proportion; none: they are alike."""
+    proportion; none: they are alike. device: has them; all members have one then, with as much."""
 
     link: _core.Link
     speeds: Sequence[int] = ()
+    device: StageDevice | None = None
 
 
 class Sizes(TypedDict, total=False):
@@ -115,10 +116,10 @@ class ModelStage:
         Raises ShapeError for sizes out of range, ResourceError when memory is refused, and as
         `Adapters` does.
         """
-        device = place if isinstance(place, StageDevice) else None
         member = place if isinstance(place, Membership) else None
+        device = place.device if isinstance(place, Membership) else place
         link = None if member is None else member.link
-        speeds = () if member is None else tuple(member.speeds)
+        speeds = () if member is None or device else tuple(member.speeds)
         self._is_first = layers.start == 0
         self._is_last = layers.stop == spec.n_layers
         self.checkpoint, self.spec, self.pool = checkpoint, spec, pool
@@ -149,6 +150,7 @@ class ModelStage:
             "speeds": speeds or "alike",
             "format": checkpoint.pack_as or "as stored",
             "arithmetic of prompts": self.stage.prefill,
+            "place": "CPU" if device is None else "a device",
             **args,
         }
         guesses = self._is_last and (link is None or not link.number)  # for its whole group

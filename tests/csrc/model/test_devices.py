@@ -270,3 +270,82 @@ def test_devices_that_share_layers_have_the_bits_of_one(
         split = _core.Stage(file, spec.stage(), POOL, offload=offload)
         assert len(split.device_weight_bytes) == sum(shape)
         assert np.array_equal(run(context(split), sizes), expected), shape
+
+
+@pytest.mark.parametrize("name", ["everything", *list(TINY)[::3]])
+@pytest.mark.parametrize("n", [2, 3])
+def test_ranks_with_a_device_each_have_the_bits_of_one(
+    name: str, n: int, tmp_path: Path, there: _core.Offload
+) -> None:
+    spec, file = built(name, tmp_path)
+    sizes = [7, 1, 1, 25]
+    expected = run(context(_core.Stage(file, spec.stage(), POOL)), sizes)
+    layers = [*range(spec.n_layers)]
+    group: _core.OffloadGroup = {**there["groups"][0], "layers": layers, "head": True}
+    offload: _core.Offload = {**there, "groups": [group], "experts": layers}
+
+    def rank(link: _core.Link) -> bool:
+        own, pool = (link.number, n), _core.ThreadPool(1, False)
+        of = _core.Stage(file, spec.stage(), pool, offload=offload, member=own)
+        at = _core.Context(of, n_ctx=80, n_seq_max=3, n_batch=40, cache_type="f16", link=link)
+        return np.array_equal(run(at, sizes), expected)
+
+    blocks = (block for layer in spec.layers for block in layer)
+    n_kv = min((block.n_kv_heads for block in blocks if hasattr(block, "n_kv_heads")), default=n)
+    with ThreadPoolExecutor(n) as ranks:
+        for found in [ranks.submit(rank, link) for link in _core.Link.threads(n)]:
+            if n_kv < n:
+                with pytest.raises(ShapeError, match="as many devices as a layer has kv heads"):
+                    found.result(60)
+            else:
+                assert found.result(60)
+
+
+def test_ranks_with_devices_stop_together(tmp_path: Path, there: _core.Offload) -> None:
+    spec, file = built("experts", tmp_path)
+    layers = [*range(spec.n_layers)]
+    group: _core.OffloadGroup = {**there["groups"][0], "layers": layers, "head": True}
+    offload: _core.Offload = {**there, "groups": [group], "experts": layers}
+    ranks = [
+        _core.Context(
+            _core.Stage(
+                file,
+                spec.stage(),
+                _core.ThreadPool(1, False),
+                offload=offload,
+                member=(link.number, 2),
+            ),
+            n_ctx=80,
+            n_seq_max=3,
+            n_batch=40,
+            cache_type="f16",
+            link=link,
+        )
+        for link in _core.Link.threads(2)
+    ]
+    rows, over = np.arange(9, dtype=np.int32), threading.Event()
+
+    def forward(of: _core.Context) -> str:
+        try:
+            of.forward(TOKENS[:9], rows, 0, rows[-1:])
+        except CancelledError:
+            return "stopped"
+        return "done"
+
+    def interrupt() -> None:
+        while not over.wait(0.0005):
+            ranks[0].interrupt()
+
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(interrupt)
+        found: list[list[str]] = []
+        while ["stopped", "stopped"] not in found and len(found) < 200:
+            found.append([*threads.map(forward, ranks)])
+            for each in ranks:
+                each.clear()
+        over.set()
+        assert all(len(set(each)) == 1 for each in found)
+        assert found[-1] == ["stopped", "stopped"]
+        expected = run(context(_core.Stage(file, spec.stage(), POOL)), [7, 1])
+        again = threads.map(lambda each: np.array_equal(run(each, [7, 1]), expected), ranks)
+        assert [*again] == [True, True]

@@ -71,6 +71,22 @@ def test_a_rank_with_a_device_writes_the_text_of_one_cpu(
         assert "inexact" not in told
 
 
+def test_members_with_a_device_each_write_the_text_of_one_cpu(
+    pyflow: Pyflow, mpiexec: str, device: int
+) -> None:
+    assert mpiexec
+    plain = json.loads(pyflow().stdout)
+    both = ("--gpu-rank", f"0={device}", "--gpu-rank", f"1={device}")
+    run = ("cluster", "run", "-n", "2", "--layout", "1x2")
+    more = ("--pipeline", "speculative", "--layers", "even")
+    done = pyflow(*run, *both, "--", more=more)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == plain["tokens"]
+    done = pyflow(*run, *both[2:], "--", more=more)
+    assert done.returncode == 3
+    assert re.search(r"rank 1 .*: expected its layers on the CPU, as rank 0 .* has", done.stderr)
+
+
 def test_draft_models_run_on_devices(
     pyflow: Pyflow, mpiexec: str, device: int, tiny_path: Path
 ) -> None:
