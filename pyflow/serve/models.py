@@ -17,6 +17,7 @@ from pyflow.batch.request import Request
 from pyflow.batch.runner import Runner
 from pyflow.chat.guardrail import GUARDRAIL
 from pyflow.cluster.model import PipelinedModel
+from pyflow.cluster.run.runner import check_sampling
 from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.loaded import encoder_writes_nothing
 from pyflow.engine.model_files import ModelFiles
@@ -236,6 +237,10 @@ class Served:
                     "ask a server without --pipeline",
                     param=param,
                 )
+        try:
+            check_sampling(request.sampling)
+        except PyflowError as error:
+            raise ApiError(400, str(error), param=str(error).partition(":")[0]) from None
 
     async def close(self) -> None:
         """Ends what runs and frees the model; idempotent."""

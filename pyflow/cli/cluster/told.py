@@ -64,8 +64,8 @@ class Told:
         ]
         if self.best is not self.shown:
             said.append(
-                f"faster with --layout {self.best.layout}: {self.best.best.kind}, "
-                f"{self.best.tokens_per_s:.2f} tokens per second"
+                f"faster with --layout auto, which takes {self.best.layout}: "
+                f"{self.best.best.kind}, {self.best.tokens_per_s:.2f} tokens per second"
             )
         parts.append("\n".join(said))
         return parts

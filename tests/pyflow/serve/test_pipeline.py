@@ -43,6 +43,8 @@ def test_a_pipeline_answers_what_one_place_answers_and_refuses_what_needs_logits
                     BODY | {"response_format": {"type": "json_object"}},
                     "response_format",
                 ),
+                ("/v1/chat/completions", BODY | {"mirostat": 2}, "mirostat"),
+                ("/v1/completions", {"prompt": "a", "banned_strings": ["b"]}, "banned_strings"),
             ]:
                 status, error = other.error(path, **asked)
                 assert (status, error["param"]) == (400, param)
