@@ -50,29 +50,55 @@ class Scaling:
 
     def scale(self, name: str, rank: int) -> float:
         """ShapeError: another rank than the configuration says."""
-        expected = _of(self.rank_pattern, name, self.r, self.path)
+        expected = self._of("rank_pattern", name, self.r)
         if rank != expected:
             raise ShapeError(
                 f"{self.path}: {name}: expected rank {expected} as it says, found {rank}"
             )
-        alpha = _of(self.alpha_pattern, name, self.alpha, self.path)
+        alpha = self._of("alpha_pattern", name, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-
-def _of(patterns: Mapping[str, float], name: str, default: float, path: Path) -> float:
-    """By the first pattern that is the name, or the end of it after a dot."""
-    for pattern, value in patterns.items():
-        # Files may hold any expression; names and plain alternatives are all that PEFT writes.
-        if not re.fullmatch(r"(\.\*)?[\w.|()^$\\-]*", pattern) or len(pattern) > 1000:
-            raise UnsupportedError(
-                f"{path}: pattern: expected names, dots and |, found {pattern!r:.80}"
-            )
-        try:
-            if re.fullmatch(rf"(.*\.)?({pattern})", name):
+    def _of(self, key: str, name: str, default: float) -> float:
+        """By the first pattern that is the name, or the end of it after a dot."""
+        patterns: Mapping[str, float] = getattr(self, key)
+        for pattern, value in patterns.items():
+            if name == pattern or name.endswith(f".{pattern}"):
                 return value
-        except re.error as error:
-            raise FormatError(f"{path}: pattern {pattern!r:.80}: {error}") from None
-    return default
+            if _NAMES.fullmatch(pattern):
+                continue
+            # Files may hold any expression; names and plain alternatives are all that PEFT writes.
+            if (
+                not _PATTERN.fullmatch(pattern)
+                or len(pattern) > 1000
+                or _ways(pattern) > _MOST_WAYS
+            ):
+                raise UnsupportedError(
+                    f"{self.path}: {key}: expected names, dots and few |, found {pattern!r:.80}"
+                )
+            try:
+                if re.fullmatch(rf"(.*\.)?({pattern})", name):
+                    return value
+            except re.error as error:
+                raise FormatError(f"{self.path}: {key}: {pattern!r:.80}: {error}") from None
+        return default
+
+
+_NAMES = re.compile(r"[\w.]*")
+_PATTERN = re.compile(r"(\.\*)?[\w.|()^$\\-]*")
+_MOST_WAYS = 1000
+
+
+def _ways(pattern: str) -> int:
+    """How many ways there are at most through the alternatives of an expression without repeats."""
+    ways, open_groups = 1, [1]
+    for sign in re.sub(r"\\.", "", pattern):
+        if sign == "(":
+            open_groups.append(1)
+        elif sign == "|":
+            open_groups[-1] += 1
+        elif sign == ")" and len(open_groups) > 1:
+            ways *= open_groups.pop()
+    return ways * math.prod(open_groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "monteclora_config": (None,),
     "kasa_config": (None,),
     "lora_ga_config": (None,),
+    # Others change the model's own weights when PEFT loads it.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
 
@@ -114,7 +116,13 @@ def _modules(
         found = _NAME.fullmatch(plain)
         if found is not None:
             part = found["part"] or found["more"].removesuffix("_vector")
-            modules.setdefault(found["module"], {})[part] = name
+            parts = modules.setdefault(found["module"], {})
+            if part in parts:
+                raise FormatError(
+                    f"{checkpoint.path}: {found['module']}: expected one adapter, found tensors "
+                    f"{parts[part]} and {name}"
+                )
+            parts[part] = name
         elif plain.endswith(_COPY):
             copies[plain.removesuffix(_COPY)] = name
         else:

@@ -261,6 +261,14 @@ def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _doubled(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(tensors: dict[str, Any]) -> None:
+        for key in [key for key in tensors if name in key]:
+            tensors[key.replace(name, f"{name}.other")] = tensors[key]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("config", "change", "error", "words"),
     [
@@ -274,7 +282,10 @@ def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
         ({"lora_alpha": 1e400}, None, FormatError, "lora_alpha|too large|JSON"),
         ({"rank_pattern": {}}, None, ShapeError, "rank 4"),
         ({"rank_pattern": {"(": 3}}, None, FormatError, "pattern"),
-        ({"rank_pattern": {"((a+)+)+!": 3}}, None, UnsupportedError, "pattern"),
+        ({"rank_pattern": {"((a+)+)+!": 3}}, None, UnsupportedError, "rank_pattern"),
+        ({"alpha_pattern": {"(.|.)" * 30 + "Z": 8}}, None, UnsupportedError, "alpha_pattern"),
+        ({"init_lora_weights": "pissa"}, None, UnsupportedError, "init_lora_weights"),
+        ({}, _doubled("o_proj.lora_A"), FormatError, "one adapter"),
         ({}, _changed("o_proj.lora_A", (5, 48)), ShapeError, "rank"),
         ({}, _changed("o_proj.lora_A", (4, 7)), ShapeError, "expected"),
         ({}, _changed("o_proj.lora_B", (8, 4)), ShapeError, "expected"),
