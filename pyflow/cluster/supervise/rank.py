@@ -30,6 +30,9 @@ from pyflow.cluster.supervise.lifeline import (
     of_process,
 )
 
+# So many times as long as others may be silent, a rank that is done waits for them.
+_PATIENCE = 10
+
 
 def main(
     supervisor: str,
@@ -78,7 +81,8 @@ def main(
             sys.stdout.flush()
         reporter.end(code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(math.ceil(reporter.timeout_s))  # MPI may wait for the others forever
+        # MPI may wait for the others forever. Without an error they may still have work.
+        signal.alarm(math.ceil(reporter.timeout_s * (1 if code else _PATIENCE)))
     return code
 
 
