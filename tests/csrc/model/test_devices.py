@@ -337,13 +337,14 @@ def test_ranks_with_devices_stop_together(tmp_path: Path, there: _core.Offload) 
             ranks[0].interrupt()
 
     with ThreadPoolExecutor(3) as threads:
-        threads.submit(interrupt)
+        interrupts = threads.submit(interrupt)
         found: list[list[str]] = []
         while ["stopped", "stopped"] not in found and len(found) < 200:
             found.append([*threads.map(forward, ranks)])
             for each in ranks:
                 each.clear()
         over.set()
+        interrupts.result()
         assert all(len(set(each)) == 1 for each in found)
         assert found[-1] == ["stopped", "stopped"]
         expected = run(context(_core.Stage(file, spec.stage(), POOL)), [7, 1])
