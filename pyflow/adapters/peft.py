@@ -49,6 +49,14 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     # Others change the model's own weights when PEFT loads it.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+# Keys of PEFT 0.21 that only tell how an adapter was trained, or where it came from.
+_PASSED_OVER = {
+    *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying"),
+    *("eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern"),
+    *("layers_to_transform", "loftq_config", "lora_dropout", "megatron_config", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules"),
+    *("target_parameters", "task_type", "velora_config"),
+}
 
 
 class _Config(msgspec.Struct):
@@ -75,6 +83,13 @@ def read(folder: Path) -> AdapterFile:
             raise UnsupportedError(
                 f"{path}: {key}: expected {plain[0]!r}, found {every[key]!r:.80}; merge the "
                 "adapter into its model with PEFT"
+            )
+    for key, value in every.items():
+        is_known = key in _PASSED_OVER or key in _REFUSED or key in _Config.__struct_fields__
+        if value not in (None, False, "", [], {}) and not is_known:
+            raise UnsupportedError(
+                f"{path}: expected settings of PEFT's LoRA, found {key!r:.80}; update pyflow, or "
+                "take the key out if it tells of training alone"
             )
     alphas = (config.lora_alpha, *config.alpha_pattern.values())
     if config.r < 1 or not all(abs(alpha) <= MOST for alpha in alphas):

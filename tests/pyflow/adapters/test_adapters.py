@@ -284,6 +284,7 @@ def _doubled(name: str) -> Callable[[dict[str, Any]], None]:
         ({"rank_pattern": {"(": 3}}, None, FormatError, "pattern"),
         ({"rank_pattern": {"((a+)+)+!": 3}}, None, UnsupportedError, "rank_pattern"),
         ({"alpha_pattern": {"(.|.)" * 30 + "Z": 8}}, None, UnsupportedError, "alpha_pattern"),
+        ({"use_future_thing": True}, None, UnsupportedError, "use_future_thing"),
         ({"init_lora_weights": "pissa"}, None, UnsupportedError, "init_lora_weights"),
         ({}, _doubled("o_proj.lora_A"), FormatError, "one adapter"),
         ({}, _changed("o_proj.lora_A", (5, 48)), ShapeError, "rank"),
