@@ -149,11 +149,13 @@ std::vector<float> Adapter::output_factors(const LowRank& low, float factor) con
   for (int64_t i = 0; i < low.norms.size(); ++i) {
     const double squared = low.norms.squared(i, static_cast<double>(low.scale * factor));
     const auto found = static_cast<float>(low.magnitude[i] / std::sqrt(squared));
-    if (!(squared > 0) || !std::isfinite(found))
+    if (!(squared > 0) || !std::isfinite(found)) {
+      const char* why = squared > 0 ? ": expected a magnitude of the size of weights, found another"
+                                    : ": expected a sum with the model's weights that has a norm, "
+                                      "found zeros";
       throw FormatError(tensors_.path() + ": tensor " + low.name + ": row " + std::to_string(i) +
-                        ": expected a sum with the model's weights that has a norm, found zeros at "
-                        "a factor of " +
-                        std::to_string(factor));
+                        why + " at a factor of " + std::to_string(factor));
+    }
     factors[static_cast<size_t>(i)] = found;
   }
   return factors;
