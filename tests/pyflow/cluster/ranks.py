@@ -54,6 +54,18 @@ def run_ranks(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def by_one_and_by_ranks(mpiexec: str, *arguments: str) -> tuple[str, str]:
+    """What `pyflow generate` prints alone, and over two stages of two members each."""
+    command = [sys.executable, "-m", "pyflow", "generate", *arguments, "-t", "1"]
+    layout = ["--pipeline", "pipeinfer", "--layout", "2x2", "--layers", "even"]
+    said = []
+    for started in (command, [mpiexec, "-n", "4", *command, *layout]):
+        done = subprocess.run(started, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    return said[0], said[1]
+
+
 def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
     """It has ended well, and has written nothing."""
     found = done.returncode, done.stdout, done.stderr

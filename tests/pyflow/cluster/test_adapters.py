@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from ..adapters import tiny_adapters
 from ..adapters.test_adapters import NAMES, fixture
 from ..adapters.test_requests import written
 from ..specs import tiny
+from .ranks import by_one_and_by_ranks
 
 PROMPTS = ([5, 6, 7, 8, 5, 6, 7], [9, 3])
 GREEDY, SAMPLED = SamplingParams(temperature=0, seed=1), SamplingParams(seed=4)
@@ -98,16 +97,6 @@ def test_a_stage_with_other_files_is_told(tmp_path: Path) -> None:
 
 def test_ranks_take_adapters(mpiexec: str, tmp_path: Path) -> None:
     base, (one, _) = written(tmp_path)
-    command = [sys.executable, "-m", "pyflow", "generate", "-m", str(base), "-t", "1", "--json"]
-    command += ["-p", "abcabc", "--raw", "-n", "16", "--temp", "0", "--lora", f"{one}=0.5"]
-    plain = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    more = ["--pipeline", "pipeinfer", "--layout", "2x2", "--layers", "even"]
-    done = subprocess.run(
-        [mpiexec, "-n", "4", *command, *more],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    command = ["-m", str(base), "--json", "-p", "abcabc", "--raw", "-n", "16", "--temp", "0"]
+    alone, ranks = by_one_and_by_ranks(mpiexec, *command, "--lora", f"{one}=0.5")
+    assert json.loads(ranks)["tokens"] == json.loads(alone)["tokens"]
